@@ -1,0 +1,69 @@
+"""T3C: one trained network, one artifact, any budget.
+
+Importing this starts nothing: names are resolved when they are used, torch with the first that
+needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from t3c.errors import T3CError
+from t3c.spec import Budget, Certificate, ImageSpec, LayerPoint, Profile
+from t3c.version import __version__
+
+if TYPE_CHECKING:
+    from t3c.convert import ElasticConfig, elasticize_, plan_conversion
+    from t3c.exporter import ExportConfig, export
+    from t3c.runtime.runtime import Runtime, load
+    from t3c.train import TrainConfig, fit
+
+__all__ = [
+    "Budget",
+    "Certificate",
+    "ElasticConfig",
+    "ExportConfig",
+    "ImageSpec",
+    "LayerPoint",
+    "Profile",
+    "Runtime",
+    "T3CError",
+    "TrainConfig",
+    "__version__",
+    "elasticize_",
+    "export",
+    "fit",
+    "load",
+    "plan_conversion",
+]
+
+_LAZY = {
+    "ElasticConfig": "t3c.convert",
+    "elasticize_": "t3c.convert",
+    "plan_conversion": "t3c.convert",
+    "ExportConfig": "t3c.exporter",
+    "export": "t3c.exporter",
+    "Runtime": "t3c.runtime.runtime",
+    "load": "t3c.runtime.runtime",
+    "TrainConfig": "t3c.train",
+    "fit": "t3c.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 't3c' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_LAZY[name])
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("torch", "tensorly"):
+            raise
+        from t3c.errors import MissingExtraError
+
+        raise MissingExtraError(missing.name, "train") from missing
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""The artifact: one folder a user stores, ships and trusts."""

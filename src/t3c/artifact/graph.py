@@ -1,0 +1,200 @@
+"""graph.onnx: the topology of a model, without its weights.
+
+Elastic layers are nodes `t3c.Elastic(x[, bias])` named by their layer, a batch norm behind one is
+folded into it, and every other float tensor is a named input that dense.safetensors provides.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+from onnx import helper, numpy_helper
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from t3c.errors import ConvertError
+from t3c.nn.inputs import Inputs, call, tensors
+from t3c.spec import LayerSpec
+
+DOMAIN, OPSET = "t3c", 21
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A topology, the float tensors it refers to, and the output factor folded into each layer."""
+
+    model: onnx.ModelProto
+    dense: Mapping[str, Floats]
+    folded: Mapping[str, Floats]
+
+
+def trace(plain: nn.Module, example: Inputs, specs: Mapping[str, LayerSpec]) -> Traced:
+    """Trace a plain model (no elastic layers); `specs` says which layers become elastic nodes."""
+    model = _export(plain.eval(), example, list(specs))
+    graph = model.graph
+    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    constants = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
+    names = dict(zip((f"weight:{n}" for n in specs), specs, strict=True))
+    for weight, layer in names.items():
+        _make_elastic(graph, weight, layer)
+    folded = _fold_norms(graph, constants)
+    _drop_unused(graph, constants, set(names))
+    dense = {n: v.astype(np.float32) for n, v in constants.items() if v.dtype.kind == "f"}
+    for name, value in dense.items():
+        graph.input.append(
+            helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape)
+        )
+    del graph.initializer[:]
+    graph.initializer.extend(
+        numpy_helper.from_array(v, n) for n, v in constants.items() if n not in dense
+    )
+    del graph.value_info[:]
+    onnx.checker.check_model(model)
+    return Traced(model, dense, folded)
+
+
+def _export(plain: nn.Module, example: Inputs, layers: list[str]) -> onnx.ModelProto:
+    """ONNX with the layers' weights as graph inputs, so that nothing is folded into them."""
+    weights = [f"{name}.weight" for name in layers]
+    values = [plain.get_parameter(name).detach() for name in weights]
+    args = tensors(example)
+    names = list(example) if isinstance(example, Mapping) else _input_names(len(args))
+    # A batch of one would be taken for a constant.
+    args = [torch.cat([a, a]) if a.shape[0] == 1 else a for a in args]
+
+    class Traced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = plain
+
+        def forward(self, args: list[Tensor], values: list[Tensor]) -> Tensor:
+            given = dict(zip(weights, values, strict=True))
+            inputs: Inputs = tuple(args)
+            if isinstance(example, Mapping):
+                inputs = dict(zip(names, args, strict=True))
+            return call(_WithParameters(self.plain, given), inputs)
+
+    batch = torch.export.Dim("batch")
+    shapes = ([{0: batch} for _ in args], [None for _ in values])
+    with _quiet():
+        program = torch.onnx.export(
+            Traced().eval(), (args, values), dynamo=True, opset_version=OPSET,
+            dynamic_shapes=shapes, verbose=False,
+        )  # fmt: skip
+    if program is None:
+        raise ConvertError("the model could not be traced to ONNX")
+    model = program.model_proto
+    renamed = dict(
+        zip(
+            (i.name for i in model.graph.input),
+            [*names, *(f"weight:{n}" for n in layers)],
+            strict=True,
+        )
+    )
+    renamed[model.graph.output[0].name] = "output"
+    _rename(model.graph, renamed)
+    for value in [*model.graph.input[: len(names)], model.graph.output[0]]:
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return model
+
+
+class _WithParameters(nn.Module):
+    def __init__(self, module: nn.Module, given: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.module, self.given = module, given
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        result: Tensor = functional_call(self.module, self.given, args, kwargs)
+        return result
+
+
+def _input_names(count: int) -> list[str]:
+    return ["input"] if count == 1 else [f"input{index}" for index in range(count)]
+
+
+def _make_elastic(graph: onnx.GraphProto, weight: str, layer: str) -> None:
+    """Replace the node that uses a weight by the elastic node of its layer."""
+    users = [node for node in graph.node if weight in node.input]
+    if len(users) == 1 and users[0].op_type == "Transpose":
+        transposed = users[0].output[0]
+        graph.node.remove(users[0])
+        users, weight = [node for node in graph.node if transposed in node.input], transposed
+    if len(users) != 1:
+        raise ConvertError(f"layer {layer!r}: its weight is used {len(users)} times in the graph")
+    node = users[0]
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    plain_gemm = attributes.get("transB") == 1 and not attributes.get("transA")
+    if node.op_type not in ("Conv", "MatMul") and not (node.op_type == "Gemm" and plain_gemm):
+        raise ConvertError(f"layer {layer!r}: {node.op_type} cannot be made elastic")
+    inputs = [name for name in node.input if name != weight]
+    elastic = helper.make_node("Elastic", inputs, list(node.output), layer, domain=DOMAIN)
+    index = list(graph.node).index(node)
+    graph.node.remove(node)
+    graph.node.insert(index, elastic)
+
+
+def _fold_norms(graph: onnx.GraphProto, constants: dict[str, Floats]) -> dict[str, Floats]:
+    """Fold each batch norm that is alone behind an elastic layer into it: a factor and a bias."""
+    uses: dict[str, int] = {}
+    for node in graph.node:
+        for name in node.input:
+            uses[name] = uses.get(name, 0) + 1
+    makers = {name: node for node in graph.node for name in node.output}
+    folded = {}
+    for norm in [node for node in graph.node if node.op_type == "BatchNormalization"]:
+        layer = makers.get(norm.input[0])
+        if layer is None or layer.domain != DOMAIN or uses[norm.input[0]] != 1:
+            continue
+        gamma, beta, mean, variance = (constants[name].astype(np.float64) for name in norm.input[1:5])
+        epsilon = next((a.f for a in norm.attribute if a.name == "epsilon"), 1e-5)
+        factor = gamma / np.sqrt(variance + epsilon)
+        before = constants[layer.input[1]] if len(layer.input) > 1 else 0.0
+        constants[f"{layer.name}.bias"] = (beta + (before - mean) * factor).astype(np.float32)
+        folded[layer.name] = factor.astype(np.float32)
+        del layer.input[1:]
+        layer.input.append(f"{layer.name}.bias")
+        layer.output[0] = norm.output[0]
+        graph.node.remove(norm)
+    return folded
+
+
+def _drop_unused(graph: onnx.GraphProto, constants: dict[str, Floats], weights: set[str]) -> None:
+    used = {name for node in graph.node for name in node.input}
+    for name in [n for n in constants if n not in used]:
+        del constants[name]
+    for value in [v for v in graph.input if v.name in weights]:
+        graph.input.remove(value)
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    for value in [*graph.input, *graph.output]:
+        value.name = names.get(value.name, value.name)
+        del value.metadata_props[:]
+    for node in graph.node:
+        node.input[:] = [names.get(n, n) for n in node.input]
+        node.output[:] = [names.get(n, n) for n in node.output]
+        node.doc_string = ""
+        del node.metadata_props[:]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's own chatter, kept from the user for the length of a block."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,133 @@
+"""factors.safetensors: nested codes, each rank block and each bit plane stored once.
+
+A stage at rank k is a leading corner of its weight. What a larger rank adds to a smaller one's
+corner is a block; a block's codes lie in bit planes, so that a profile reads a prefix of blocks
+and of each block a prefix of planes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from t3c.artifact.manifest import LayerEntry
+from t3c.errors import CorruptError
+from t3c.quant.nested import Codes, encode, integers, unit_scale
+from t3c.quant.pack import pack_planes, unpack_planes
+from t3c.spec import LayerPoint
+
+Floats = npt.NDArray[np.float32]
+Tensors = dict[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class StageCodes:
+    """One stage to be stored: its weight (out, in, ...), the scale (out,) its codes are made with,
+    and the scale (out,) each view is read with."""
+
+    weight: Floats
+    grid: Floats
+    views: Mapping[int, Floats]
+
+
+def pack_layer(entry: LayerEntry, dense: StageCodes | None, stages: Sequence[StageCodes]) -> Tensors:
+    """The tensors that store one layer; `dense` is None where no profile runs it at full rank."""
+    tensors: Tensors = {}
+    if dense is not None:
+        _pack_stage(f"{entry.spec.name}/dense", dense, [dense.weight.shape], entry.bits, tensors)
+    for index, stage in enumerate(stages):
+        shapes = [entry.spec.stage_shapes(rank)[index] for rank in entry.ranks]
+        _pack_stage(f"{entry.spec.name}/stage{index}", stage, shapes, entry.bits, tensors)
+    return tensors
+
+
+def read_layer(
+    path: str, entry: LayerEntry, point: LayerPoint
+) -> list[tuple[npt.NDArray[np.int8], Floats]]:
+    """(int8 weight, row scale) of each stage that stores `point`, reading no more than it needs."""
+    spec = entry.spec
+    if spec.stored_dense(point):
+        names, shapes = ["dense"], [[spec.dense_shape]]
+    else:
+        ranks = [rank for rank in entry.ranks if rank <= point.rank]
+        ladder = [spec.stage_shapes(rank) for rank in ranks]
+        names = [f"stage{index}" for index in range(len(ladder[-1]))]
+        shapes = [[step[index] for step in ladder] for index in range(len(names))]
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return [
+                _read_stage(file, f"{spec.name}/{name}", steps, point.bits)
+                for name, steps in zip(names, shapes, strict=True)
+            ]
+    except (SafetensorError, OSError) as error:
+        raise CorruptError(f"{path}: {spec.name}: {error}") from error
+
+
+def layer_bytes(entry: LayerEntry, point: LayerPoint) -> int:
+    """Bytes of the planes and scales that `read_layer` reads."""
+    spec = entry.spec
+    if spec.stored_dense(point):
+        return _stage_bytes([spec.dense_shape], point.bits)
+    ladder = [spec.stage_shapes(rank) for rank in entry.ranks if rank <= point.rank]
+    return sum(_stage_bytes(list(steps), point.bits) for steps in zip(*ladder, strict=True))
+
+
+def _pack_stage(
+    name: str,
+    stage: StageCodes,
+    shapes: Sequence[tuple[int, ...]],
+    bits: Sequence[int],
+    tensors: Tensors,
+) -> None:
+    out, into = shapes[-1][:2]
+    codes = encode(stage.weight[:out, :into], stage.grid[:out])
+    for index, block in enumerate(_blocks(codes, shapes)):
+        tensors[f"{name}/block{index}"] = pack_planes(block)
+    for view in bits:
+        tensors[f"{name}/scale{view}"] = stage.views[view][:out].astype(np.float32)
+
+
+def _read_stage(
+    file: safe_open, name: str, shapes: Sequence[tuple[int, ...]], bits: int
+) -> tuple[npt.NDArray[np.int8], Floats]:
+    codes: Codes = np.zeros(shapes[-1], dtype=np.uint8)
+    for index, corner in enumerate(_corners(shapes)):
+        count = sum(prod(codes[area].shape) for area in corner)
+        planes = file.get_slice(f"{name}/block{index}")[:bits]
+        flat = unpack_planes(planes, count)
+        for area in corner:
+            size = prod(codes[area].shape)
+            codes[area] = flat[:size].reshape(codes[area].shape)
+            flat = flat[size:]
+    scale = file.get_slice(f"{name}/scale{bits}")[: shapes[-1][0]]
+    if scale.shape != (shapes[-1][0],) or scale.dtype != np.float32:
+        raise CorruptError(f"{name}: scale of shape {scale.shape} for {shapes[-1][0]} rows")
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise CorruptError(f"{name}: a scale is not positive and finite")
+    return integers(codes, bits), unit_scale(scale, bits)
+
+
+def _blocks(codes: Codes, shapes: Sequence[tuple[int, ...]]) -> Iterator[Codes]:
+    for corner in _corners(shapes):
+        yield np.concatenate([codes[area].ravel() for area in corner])
+
+
+def _corners(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[slice, slice], ...]]:
+    """What each shape adds to the leading corner before it: new columns of old rows, new rows."""
+    out = into = 0
+    for shape in shapes:
+        yield (slice(0, out), slice(into, shape[1])), (slice(out, shape[0]), slice(0, shape[1]))
+        out, into = shape[0], shape[1]
+
+
+def _stage_bytes(shapes: Sequence[tuple[int, ...]], bits: int) -> int:
+    total, before = 4 * shapes[-1][0], 0
+    for shape in shapes:
+        total += bits * -(-(prod(shape) - before) // 8)
+        before = prod(shape)
+    return total

@@ -1,0 +1,1 @@
+"""How far a profile's outputs are, and can be, from the original's."""

@@ -1,0 +1,46 @@
+"""First-order drift of a whole profile: ||sum_l J_l dW_l a_{l-1}|| by one forward-mode pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+
+from t3c.certify.drift import Array
+from t3c.nn.inputs import Inputs, call
+from t3c.nn.view import dense_copy
+from t3c.spec import Profile
+
+
+def first_order_drift(
+    model: nn.Module, original: nn.Module, profile: Profile, inputs: Inputs
+) -> Array:
+    """First-order drift of each sample (n,), relative to the norm of the original's output.
+
+    The direction is the difference of all parameters, weights, biases and norms, between the
+    profile and the original; activation rounding is not part of it.
+    """
+    base = dict(original.named_parameters())
+    there = dict(dense_copy(model, profile).named_parameters())
+    tangent = {name: (there[name] - value).detach() for name, value in base.items()}
+
+    def run(parameters: dict[str, Tensor]) -> Tensor:
+        return call(_Called(original, parameters), inputs)
+
+    with torch.no_grad():
+        output, change = jvp(run, (base,), (tangent,))
+    norm = output.flatten(1).double().norm(dim=1).clamp_min(1e-12)
+    return np.asarray((change.flatten(1).double().norm(dim=1) / norm).numpy())
+
+
+class _Called(nn.Module):
+    """A module run with other parameters."""
+
+    def __init__(self, module: nn.Module, parameters: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.run = lambda *args, **kwargs: functional_call(module, parameters, args, kwargs)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        result: Tensor = self.run(*args, **kwargs)
+        return result

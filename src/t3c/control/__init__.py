@@ -1,0 +1,1 @@
+"""Which point for which layer: menus as chains, allocation by knapsack."""

@@ -1,0 +1,351 @@
+"""Any nn.Module to an elastic one: plan, apply, report."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from t3c.errors import ConvertError, SpecError
+from t3c.factor.svd import svd_stages
+from t3c.factor.tucker import tucker2_stages
+from t3c.nn.inputs import Inputs, call, check_finite, split_batch
+from t3c.nn.layers import ELASTIC
+from t3c.nn.view import replace_
+from t3c.spec import MAX_BITS, MIN_BITS, Factorization, Kind, LayerSpec
+
+STATE = "_t3c_state"
+Sizes = tuple[tuple[int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ElasticConfig:
+    """What may become elastic, and which ranks and bits a layer is offered.
+
+    `store_ratio` caps factored ranks: the factored copy of a layer takes at most this share of its
+    dense weights, so that an artifact with both stays under 1.4 times its largest profile.
+    """
+
+    bits: tuple[int, ...] = (4, 5, 6, 8)
+    rank_fractions: tuple[float, ...] = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8)
+    tile: int = 8
+    store_ratio: float = 0.4
+    min_weights: int = 512
+
+    def __post_init__(self) -> None:
+        if not self.bits or sorted(set(self.bits)) != list(self.bits) or self.bits[-1] != MAX_BITS:
+            raise SpecError(f"bits must rise and end with {MAX_BITS}, got {self.bits}")
+        if self.bits[0] < MIN_BITS:
+            raise SpecError(f"bits must be at least {MIN_BITS}, got {self.bits}")
+        if not all(0 < f < 1 for f in self.rank_fractions):
+            raise SpecError(f"rank_fractions must be between 0 and 1, got {self.rank_fractions}")
+        if self.tile < 1:
+            raise SpecError(f"tile must be at least 1, got {self.tile}")
+        if not 0 < self.store_ratio <= 1:
+            raise SpecError(f"store_ratio must be in (0, 1], got {self.store_ratio:g}")
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer to convert: its geometry, the ranks (full rank last) and bits it may take.
+
+    `reason` says why a layer is elastic in bits alone; it is empty for a rank-elastic one.
+    """
+
+    spec: LayerSpec
+    ranks: tuple[int, ...]
+    bits: tuple[int, ...]
+    reason: str = ""
+
+    @property
+    def cap(self) -> int:
+        """The largest rank stored factored; full rank where none is."""
+        return self.ranks[-2] if len(self.ranks) > 1 else self.ranks[-1]
+
+    @property
+    def weights(self) -> int:
+        return prod(self.spec.dense_shape)
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """What would be converted, and what not, with the reason."""
+
+    layers: tuple[LayerPlan, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Params:
+    """Parameters by how elastic they are."""
+
+    rank_elastic: int
+    bit_elastic: int
+    untouched: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `elasticize_` did. `error` is the relative difference it made to the example's output."""
+
+    converted: tuple[LayerPlan, ...]
+    skipped: tuple[tuple[str, str], ...]
+    params: Params
+    error: float
+
+    def __str__(self) -> str:
+        rows = [
+            f"{p.spec.name}: {p.spec.factorization}, ranks {', '.join(map(str, p.ranks))}"
+            if len(p.ranks) > 1
+            else f"{p.spec.name}: bits only ({p.reason})"
+            for p in self.converted
+        ]
+        rows += [f"{name}: untouched ({reason})" for name, reason in self.skipped]
+        p = self.params
+        rows.append(
+            f"parameters: {p.rank_elastic:,} rank-elastic, {p.bit_elastic:,} elastic in bits only, "
+            f"{p.untouched:,} untouched"
+        )
+        return "\n".join(rows)
+
+
+@dataclass
+class ElasticState:
+    """What an elastic model remembers: the original, frozen, and the plan it was converted by."""
+
+    original: nn.Module
+    plan: ConversionPlan
+    example: Inputs = field(repr=False)
+
+
+def state_of(model: nn.Module) -> ElasticState:
+    """The state `elasticize_` left on the model."""
+    state = model.__dict__.get(STATE)
+    if not isinstance(state, ElasticState):
+        raise ConvertError("the model is not elastic: call t3c.elasticize_(model, example) first")
+    return state
+
+
+def plan_conversion(
+    model: nn.Module, example: Inputs, config: ElasticConfig | None = None
+) -> ConversionPlan:
+    """What `elasticize_` would do; changes nothing."""
+    config = config or ElasticConfig()
+    sizes = _observe_sizes(model, example)
+    layers, skipped = [], []
+    owners: dict[int, str] = {}
+    for name, module in model.named_modules():
+        kind = _kind_of(module)
+        if kind is None:
+            if any(True for _ in module.parameters(recurse=False)):
+                skipped.append((name, f"{type(module).__name__} has no elastic form"))
+            continue
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        owner = owners.setdefault(id(weight), name)
+        reason = _reason_to_skip(module, name, owner, sizes, config)
+        if reason:
+            skipped.append((name, reason))
+        else:
+            layers.append(_plan_layer(name, module, kind, sizes[name], config))
+    if not layers:
+        raise ConvertError(
+            "the model has no layer that can be made elastic: nn.Linear and nn.Conv2d are supported"
+        )
+    return ConversionPlan(tuple(layers), tuple(skipped))
+
+
+def elasticize_(
+    model: nn.Module,
+    example: Inputs,
+    config: ElasticConfig | None = None,
+    *,
+    calibration: Iterable[Any] | None = None,
+) -> Report:
+    """Make the model elastic in place and say what was converted, and why not.
+
+    The model stays at full rank in float, equal to the original to rounding. With `calibration`
+    (batches of inputs, or of (inputs, target)) factors are best for the layers' own inputs,
+    without it for the plain norm of the weights.
+    """
+    if STATE in model.__dict__:
+        raise ConvertError("the model is elastic already")
+    check_finite(example, "the example")
+    training = model.training
+    model.eval()
+    plan = plan_conversion(model, example, config)
+    original = copy.deepcopy(model).requires_grad_(False)
+    moments = _observe_moments(model, plan, calibration) if calibration is not None else {}
+    with torch.no_grad():
+        before = call(original, example)
+        for layer in plan.layers:
+            module = model.get_submodule(layer.spec.name)
+            replace_(model, layer.spec.name, _elastic(layer, module, moments.get(layer.spec.name)))
+        after = call(model, example)
+    error = float((after - before).norm() / before.norm().clamp_min(1e-12))
+    model.__dict__[STATE] = ElasticState(original, plan, example)
+    model.train(training)
+    return Report(plan.layers, plan.skipped, _count(original, plan), error)
+
+
+def _kind_of(module: nn.Module) -> Kind | None:
+    kinds: dict[type[nn.Module], Kind] = {nn.Linear: Kind.LINEAR, nn.Conv2d: Kind.CONV2D}
+    return kinds.get(type(module))
+
+
+def _reason_to_skip(
+    module: nn.Module, name: str, owner: str, sizes: dict[str, Sizes], config: ElasticConfig
+) -> str:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if not bool(torch.isfinite(weight).all()):
+        raise ConvertError(f"layer {name!r}: its weight holds NaN or infinite values")
+    if owner != name:
+        return f"its weight is that of {owner}"
+    if name not in sizes:
+        return "the example does not reach it"
+    if weight.numel() < config.min_weights:
+        return f"{weight.numel()} weights are fewer than min_weights={config.min_weights}"
+    if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
+        return f"padding_mode={module.padding_mode!r}"
+    if isinstance(module, nn.Conv2d) and isinstance(module.padding, str):
+        return f"padding={module.padding!r}"
+    return ""
+
+
+def _plan_layer(
+    name: str, module: nn.Module, kind: Kind, seen: Sizes, config: ElasticConfig
+) -> LayerPlan:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    geometry: dict[str, Any] = {"in_channels": weight.shape[1]}
+    if isinstance(module, nn.Conv2d):
+        geometry = {
+            "in_channels": module.in_channels,
+            "kernel": module.kernel_size,
+            "stride": module.stride,
+            "padding": module.padding,
+            "dilation": module.dilation,
+            "groups": module.groups,
+        }
+    base = {
+        "name": name, "kind": kind, "out_channels": weight.shape[0], "tile": config.tile,
+        "in_size": seen[0], "out_size": seen[1], **geometry,
+    }  # fmt: skip
+    bits_only = LayerSpec(factorization=Factorization.NONE, **base)
+    full = (bits_only.full_rank,)
+    if bits_only.groups > 1:
+        return LayerPlan(bits_only, full, config.bits, f"{bits_only.groups} groups")
+    wide = bits_only.kernel != (1, 1)
+    spec = LayerSpec(factorization=Factorization.TUCKER2 if wide else Factorization.SVD, **base)
+    ranks = _ladder(spec, config)
+    if not ranks:
+        smallest = min(config.tile, spec.full_rank)
+        reason = f"rank {smallest} already takes over {config.store_ratio:g} of the dense weights"
+        return LayerPlan(bits_only, full, config.bits, reason)
+    return LayerPlan(spec, (*ranks, spec.full_rank), config.bits)
+
+
+def _ladder(spec: LayerSpec, config: ElasticConfig) -> tuple[int, ...]:
+    """The ranks below full, whole tiles, that take at most `store_ratio` of the dense weights."""
+    ranks: list[int] = []
+    for fraction in config.rank_fractions:
+        rank = max(config.tile, config.tile * round(fraction * spec.full_rank / config.tile))
+        if rank >= spec.full_rank:
+            continue
+        shapes = spec.stage_shapes(rank)
+        if sum(map(prod, shapes)) > config.store_ratio * prod(spec.dense_shape):
+            continue
+        if not ranks or shapes != spec.stage_shapes(ranks[-1]):
+            ranks.append(rank)
+    return tuple(ranks)
+
+
+def _elastic(plan: LayerPlan, module: nn.Module, moment: Tensor | None) -> nn.Module:
+    spec = plan.spec
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
+    stages: tuple[Tensor, ...]
+    if spec.factorization is Factorization.TUCKER2:
+        stages = tucker2_stages(weight, moment)
+    elif spec.factorization is Factorization.SVD:
+        stages = svd_stages(weight.flatten(1), moment)
+        if spec.kind is Kind.CONV2D:
+            stages = tuple(stage[..., None, None] for stage in stages)
+    else:
+        stages = (weight,)
+    return ELASTIC[spec.kind](spec, stages, bias, plan.cap).train(module.training)
+
+
+@torch.no_grad()
+def _observe_sizes(model: nn.Module, example: Inputs) -> dict[str, Sizes]:
+    """(input, output) size a sample of each layer that the example reaches."""
+    seen: dict[str, Sizes] = {}
+
+    def _size(shape: torch.Size) -> tuple[int, int]:
+        return shape[0], shape[1]
+
+    def watch(name: str, module: nn.Module) -> Any:
+        def hook(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+            if isinstance(module, nn.Conv2d):
+                seen[name] = (_size(args[0].shape[2:]), _size(out.shape[2:]))
+            else:
+                tokens = (prod(args[0].shape[1:-1]), 1)
+                seen[name] = (tokens, tokens)
+
+        return module.register_forward_hook(hook)
+
+    hooks = [watch(n, m) for n, m in model.named_modules() if _kind_of(m) is not None]
+    training = model.training
+    try:
+        call(model.eval(), example)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+@torch.no_grad()
+def _observe_moments(
+    model: nn.Module, plan: ConversionPlan, batches: Iterable[Any]
+) -> dict[str, Tensor]:
+    """E[a a^T] over the input channels of each rank-elastic layer."""
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+
+    def watch(spec: LayerSpec) -> Any:
+        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            x = args[0].movedim(1, -1) if spec.kind is Kind.CONV2D else args[0]
+            rows = x.reshape(-1, spec.in_channels).double()
+            sums[spec.name] = sums.get(spec.name, torch.zeros(())) + rows.T @ rows
+            counts[spec.name] = counts.get(spec.name, 0) + len(rows)
+
+        return model.get_submodule(spec.name).register_forward_pre_hook(hook)
+
+    hooks = [watch(p.spec) for p in plan.layers if p.spec.factorization is not Factorization.NONE]
+    seen = False
+    try:
+        for batch in batches:
+            inputs, _ = split_batch(batch)
+            check_finite(inputs, "the calibration data")
+            call(model, inputs)
+            seen = True
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise ConvertError("the calibration data is empty")
+    return {name: total / counts[name] for name, total in sums.items()}
+
+
+def _count(original: nn.Module, plan: ConversionPlan) -> Params:
+    rank = sum(p.weights for p in plan.layers if len(p.ranks) > 1)
+    bits = sum(p.weights for p in plan.layers if len(p.ranks) == 1)
+    total = sum(p.numel() for p in original.parameters())
+    return Params(rank, bits, total - rank - bits)

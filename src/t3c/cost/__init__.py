@@ -1,0 +1,1 @@
+"""What a layer point costs: work counted from its geometry, time fitted to a device."""

@@ -1,0 +1,169 @@
+"""The content of an artifact: packed layers, topology, other tensors, activation ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from onnx import ValueInfoProto, helper
+from torch import nn
+
+from t3c.artifact.graph import DOMAIN, Traced, trace
+from t3c.artifact.manifest import LayerEntry, ModelEntry, TensorEntry
+from t3c.artifact.reader import Artifact
+from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer
+from t3c.artifact.writer import write_content
+from t3c.convert import state_of
+from t3c.exporter.allocate import Allocated
+from t3c.factor.compose import compose
+from t3c.nn.inputs import Inputs, batches_of, tensors
+from t3c.nn.layers import ElasticLayer
+from t3c.nn.view import dense_copy, elastic_layers
+from t3c.quant.straight_through import row_scale, view_scale
+from t3c.runtime.assemble import assemble
+from t3c.runtime.engines.torch import TorchSession
+from t3c.spec import Form, ImageSpec, Profile, ProfileChain
+from t3c.version import __version__
+
+BATCH = 64
+
+
+def write(
+    folder: Path,
+    model: nn.Module,
+    allocated: Allocated,
+    samples: Inputs,
+    *,
+    name: str,
+    seed: int,
+    image: ImageSpec | None,
+    classes: tuple[str, ...] | None,
+) -> Artifact:
+    """Write the content twice: without ranges to observe them on the compressed model, then whole."""
+    state = state_of(model)
+    layers = elastic_layers(model)
+    specs = {name: layer.spec for name, layer in layers.items()}
+    traced = trace(dense_copy(model), state.example, specs)
+    entries = tuple(_entry(layer, allocated) for layer in layers.values())
+    factors: Tensors = {}
+    for entry in entries:
+        factors |= _pack(entry, layers[entry.spec.name], traced, allocated.profiles)
+    quantized = _quantized_tensors(traced, entries)
+    about = ModelEntry(
+        name=name,
+        parameters=sum(p.numel() for p in state.original.parameters()),
+        inputs=_tensor_entries(traced, len(tensors(state.example))),
+        outputs=(_output_entry(traced),),
+        quantized=quantized,
+        classes=classes,
+        image=image,
+    )
+    dense: dict[str, npt.NDArray[np.generic]] = dict(traced.dense)
+
+    def put() -> Artifact:
+        write_content(
+            folder, model=about, layers=entries, profiles=allocated.profiles, graph=traced.model,
+            factors=factors, dense=dense, seeds={"export": seed}, version=__version__,
+        )  # fmt: skip
+        return Artifact(folder)
+
+    draft = put()
+    for profile in allocated.profiles:
+        dense[f"ranges/{profile.name}"] = observe_ranges(draft, profile, samples)
+    return put()
+
+
+def float_session(artifact: Artifact, profile: Profile) -> TorchSession:
+    """A profile as stored, factored, with activations left in float, in the reference engine."""
+    forms = {
+        name: Form.DENSE if artifact.entries[name].spec.stored_dense(point) else Form.FACTORED
+        for name, point in profile.points.items()
+    }
+    return TorchSession(assemble(artifact, profile, forms, ranges=None))
+
+
+def observe_ranges(artifact: Artifact, profile: Profile, samples: Inputs) -> Floats:
+    """(low, high) of each quantized tensor on the compressed model; NaN where it does not occur."""
+    names = artifact.manifest.model.quantized
+    ranges = np.full((len(names), 2), np.nan, dtype=np.float32)
+    index = {name: i for i, name in enumerate(names)}
+
+    def watch(name: str, value: torch.Tensor) -> None:
+        if name in index:
+            row = ranges[index[name]]
+            row[0] = np.fmin(row[0], float(value.min()))
+            row[1] = np.fmax(row[1], float(value.max()))
+
+    session = float_session(artifact, profile)
+    for batch in batches_of(samples, BATCH):
+        session.observe([value.numpy() for value in tensors(batch)], watch)
+    return ranges
+
+
+def _entry(layer: ElasticLayer, allocated: Allocated) -> LayerEntry:
+    """A layer with what the profiles use of it: no rank or view is stored that none runs."""
+    spec = layer.spec
+    points = [profile.points[spec.name] for profile in allocated.profiles]
+    return LayerEntry(
+        spec=spec,
+        menu=allocated.menus[spec.name].points,
+        ranks=tuple(sorted({p.rank for p in points if not spec.stored_dense(p)})),
+        bits=tuple(sorted({p.bits for p in points})),
+    )
+
+
+@torch.no_grad()
+def _pack(
+    entry: LayerEntry, layer: ElasticLayer, traced: Traced, profiles: ProfileChain
+) -> Tensors:
+    name = layer.spec.name
+    factor = torch.from_numpy(traced.folded.get(name, np.ones(layer.spec.out_channels, np.float32)))
+    stages = [
+        _codes(stage, gains, factor if last else None, entry.bits)
+        for stage, gains, last in zip(
+            layer.stored_stages() if entry.ranks else [],
+            layer.stage_gains,
+            [index == len(layer.stages) - 1 for index in range(len(layer.stage_gains))],
+            strict=bool(entry.ranks),
+        )
+    ]
+    dense = None
+    if any(layer.spec.stored_dense(profile.points[name]) for profile in profiles):
+        dense = _codes(compose(list(layer.stages)), layer.dense_gains, factor, entry.bits)
+    return pack_layer(entry, dense, stages)
+
+
+def _codes(
+    weight: torch.Tensor, gains: torch.Tensor, factor: torch.Tensor | None, bits: tuple[int, ...]
+) -> StageCodes:
+    """A stage ready to be stored; a factor on its rows scales codes' grids, not the codes."""
+    if factor is not None:
+        weight = weight * factor.reshape(-1, *([1] * (weight.dim() - 1)))
+    views = {q: view_scale(weight, gains, q).numpy() for q in bits}
+    return StageCodes(weight.contiguous().numpy(), row_scale(weight).numpy(), views)
+
+
+def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple[str, ...]:
+    """Inputs of elastic layers, and what passes between the stages of factored ones."""
+    names = [node.input[0] for node in traced.model.graph.node if node.domain == DOMAIN]
+    for entry in entries:
+        inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if entry.ranks else 0
+        names += [f"{entry.spec.name}/stage{index}" for index in range(inner)]
+    return tuple(dict.fromkeys(names))
+
+
+def _tensor_entries(traced: Traced, count: int) -> tuple[TensorEntry, ...]:
+    return tuple(_tensor_entry(value) for value in list(traced.model.graph.input)[:count])
+
+
+def _output_entry(traced: Traced) -> TensorEntry:
+    return _tensor_entry(traced.model.graph.output[0])
+
+
+def _tensor_entry(value: ValueInfoProto) -> TensorEntry:
+    kind = value.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
+    return TensorEntry(name=value.name, dtype=dtype.name, shape=tuple(dims))

@@ -1,0 +1,1 @@
+"""Measuring: latency quantiles with intervals, candidates taken in turns."""

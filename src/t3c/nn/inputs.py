@@ -1,0 +1,90 @@
+"""Inputs and outputs of any model: a tensor, a tuple or a dict goes in, one tensor comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from t3c.errors import DataError
+
+Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
+
+
+def call(model: nn.Module, inputs: Inputs) -> Tensor:
+    """The model's output tensor; of an output object its `logits`, of a tuple its first element."""
+    if isinstance(inputs, Tensor):
+        output = model(inputs)
+    elif isinstance(inputs, Mapping):
+        output = model(**inputs)
+    else:
+        output = model(*inputs)
+    output = getattr(output, "logits", output)
+    while isinstance(output, (tuple, list)):
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise DataError(f"the model returned {type(output).__name__}, not a tensor")
+    return output
+
+
+def tensors(inputs: Inputs) -> list[Tensor]:
+    """The input tensors in order."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    return list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+
+
+def select(inputs: Inputs, index: Any) -> Inputs:
+    """The samples `index` (a slice or an index tensor) of every input."""
+    if isinstance(inputs, Tensor):
+        return inputs[index]
+    if isinstance(inputs, Mapping):
+        return {name: value[index] for name, value in inputs.items()}
+    return tuple(value[index] for value in inputs)
+
+
+def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
+    """(inputs, target) of a loader's batch, which is `inputs` or a pair `(inputs, target)`."""
+    if isinstance(batch, (tuple, list)):
+        if len(batch) != 2:
+            raise DataError(
+                f"a batch is inputs or (inputs, target), got {len(batch)} elements: "
+                "nest several inputs in a tuple or a dict"
+            )
+        return _as_inputs(batch[0]), batch[1]
+    return _as_inputs(batch), None
+
+
+def gather(batches: Iterable[Any]) -> Inputs:
+    """All inputs of a loader, concatenated along the batch."""
+    parts = [split_batch(batch)[0] for batch in batches]
+    if not parts or tensors(parts[0])[0].shape[0] == 0:
+        raise DataError("the calibration data is empty")
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat([tensors(part)[0] for part in parts])
+    columns = [torch.cat(column) for column in zip(*map(tensors, parts), strict=True)]
+    return dict(zip(first, columns, strict=True)) if isinstance(first, Mapping) else tuple(columns)
+
+
+def batches_of(inputs: Inputs, size: int) -> Iterator[Inputs]:
+    """The samples again, in batches of at most `size`."""
+    for start in range(0, tensors(inputs)[0].shape[0], size):
+        yield select(inputs, slice(start, start + size))
+
+
+def check_finite(inputs: Inputs, what: str) -> None:
+    """Refuse inputs that hold NaN or infinity."""
+    for value in tensors(inputs):
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise DataError(f"{what} holds NaN or infinite values")
+
+
+def _as_inputs(value: Any) -> Inputs:
+    if isinstance(value, Tensor | Mapping):
+        return value
+    if isinstance(value, (tuple, list)) and value and all(isinstance(v, Tensor) for v in value):
+        return tuple(value)
+    raise DataError(f"inputs are a tensor, a tuple or a dict of tensors, got {type(value).__name__}")

@@ -1,0 +1,1 @@
+"""Running an artifact: engines, choice of a profile, switching. Needs no torch."""

@@ -1,0 +1,213 @@
+"""From the topology and a profile's weights to the graph an engine runs: ONNX, QDQ, int8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from t3c.artifact.reader import Artifact
+from t3c.artifact.store import Floats
+from t3c.errors import CorruptError
+from t3c.spec import Form, Kind, LayerPoint, LayerSpec, Profile
+
+OPSET, IR_VERSION = 21, 10
+ELASTIC = "t3c"
+
+Stage = tuple[npt.NDArray[np.int8], Floats]
+Ranges = Mapping[str, tuple[float, float]]
+
+
+class Builder:
+    """Collects nodes and constants; quantizes tensors for which a range is known."""
+
+    def __init__(self, ranges: Ranges | None) -> None:
+        self.ranges = ranges
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, npt.NDArray[np.generic]] = {}
+
+    def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
+        self.nodes.append(helper.make_node(kind, list(inputs), [output], output, **attributes))
+        return output
+
+    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
+        self.constants[name] = value
+        return name
+
+    def quantized(self, tensor: str) -> str:
+        """The tensor rounded to 8 bits; as it is when ranges are not known yet."""
+        if self.ranges is None:
+            return tensor
+        if tensor not in self.ranges:
+            raise CorruptError(f"no activation range for {tensor!r}")
+        scale, zero = activation_grid(*self.ranges[tensor])
+        args = [self.constant(f"{tensor}/scale", scale), self.constant(f"{tensor}/zero", zero)]
+        codes = self.node("QuantizeLinear", [tensor, *args], f"{tensor}/codes")
+        return self.node("DequantizeLinear", [codes, *args], f"{tensor}/rounded")
+
+    def layer(
+        self, spec: LayerSpec, stages: Sequence[Stage], x: str, bias: str | None, output: str
+    ) -> None:
+        """The nodes of one layer; `x` is quantized already."""
+        strided = spec.strided_stage() if len(stages) > 1 else 0
+        for index, stage in enumerate(stages):
+            last = index == len(stages) - 1
+            name = f"{spec.name}/stage{index}"
+            out = output if last else name
+            added = bias if last else None
+            if spec.kind is Kind.LINEAR:
+                self._matmul(name, stage, x, added, out)
+            else:
+                self._conv(spec, name, stage, x, added, out, plain=index != strided)
+            x = out if last else self.quantized(out)
+
+    def _matmul(self, name: str, stage: Stage, x: str, bias: str | None, output: str) -> None:
+        weight = self._weight(name, stage[0].T, stage[1], axis=1)
+        if bias is None:
+            self.node("MatMul", [x, weight], output)
+        else:
+            product = self.node("MatMul", [x, weight], f"{name}/product")
+            self.node("Add", [product, bias], output)
+
+    def _conv(
+        self, spec: LayerSpec, name: str, stage: Stage, x: str, bias: str | None, output: str,
+        *, plain: bool,
+    ) -> None:  # fmt: skip
+        weight = self._weight(name, stage[0], stage[1], axis=0)
+        inputs = [x, weight] if bias is None else [x, weight, bias]
+        if plain:
+            self.node("Conv", inputs, output, kernel_shape=[1, 1])
+            return
+        self.node(
+            "Conv", inputs, output, kernel_shape=list(stage[0].shape[2:]),
+            strides=list(spec.stride), pads=list(spec.padding) * 2, dilations=list(spec.dilation),
+            group=spec.groups,
+        )  # fmt: skip
+
+    def _weight(
+        self, name: str, integers: npt.NDArray[np.int8], scale: Floats, axis: int
+    ) -> str:
+        codes = self.constant(f"{name}/weight", np.ascontiguousarray(integers))
+        args = [codes, self.constant(f"{name}/weight_scale", scale)]
+        return self.node("DequantizeLinear", args, f"{name}/weight_float", axis=axis)
+
+    def model(
+        self,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+    ) -> onnx.ModelProto:
+        constants = [numpy_helper.from_array(v, n) for n, v in self.constants.items()]
+        graph = helper.make_graph(self.nodes, "t3c", list(inputs), list(outputs), constants)
+        opset = [helper.make_opsetid("", OPSET)]
+        return helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
+
+
+def activation_grid(low: float, high: float) -> tuple[Floats, npt.NDArray[np.generic]]:
+    """Scale and zero point: unsigned for tensors that are never negative, else symmetric."""
+    if low >= 0:
+        return np.float32(max(high, 1e-8) / 255).reshape(()), np.zeros((), dtype=np.uint8)
+    return np.float32(max(-low, high, 1e-8) / 127).reshape(()), np.zeros((), dtype=np.int8)
+
+
+def assemble(
+    artifact: Artifact,
+    profile: Profile,
+    forms: Mapping[str, Form],
+    ranges: Ranges | None,
+) -> onnx.ModelProto:
+    """The engine graph of a profile; without ranges its activations stay float."""
+    topology = artifact.graph()
+    graph = topology.graph
+    builder = Builder(ranges)
+    dense = artifact.dense()
+    model_inputs = [i for i in graph.input if i.name not in dense]
+    for initializer in graph.initializer:
+        builder.constant(initializer.name, numpy_helper.to_array(initializer))
+    used = {name for node in graph.node for name in node.input}
+    for name, value in dense.items():
+        if name in used:
+            builder.constant(name, value)
+    rounded: dict[str, str] = {}
+    feeds = {node.input[0] for node in graph.node if node.domain == ELASTIC}
+    for value in model_inputs:
+        if value.name in feeds:
+            rounded[value.name] = builder.quantized(value.name)
+    for node in graph.node:
+        inputs = [rounded.get(name, name) for name in node.input]
+        if node.domain == ELASTIC:
+            if node.name not in artifact.entries:
+                raise CorruptError(f"{artifact.path}: the graph names an unknown layer {node.name!r}")
+            spec = artifact.entries[node.name].spec
+            stages = execution_stages(
+                spec, artifact.stages(node.name, profile.points[node.name]),
+                forms[node.name],
+            )  # fmt: skip
+            bias = inputs[1] if len(inputs) > 1 else None
+            builder.layer(spec, stages, inputs[0], bias, node.output[0])
+        else:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.input[:] = inputs
+            builder.nodes.append(copy)
+        for name in node.output:
+            if name in feeds:
+                rounded[name] = builder.quantized(name)
+    return builder.model(model_inputs, graph.output)
+
+
+def execution_stages(spec: LayerSpec, stored: list[Stage], form: Form) -> list[Stage]:
+    """The stages an engine multiplies by: as stored, or recomposed to one dense weight."""
+    if form is Form.FACTORED or len(stored) == 1:
+        return stored
+    weights = [w.astype(np.float64) * _rows(s, w.ndim) for w, s in stored]
+    return [quantize_rows(reduce(_compose, weights).astype(np.float32))]
+
+
+def quantize_rows(weight: Floats) -> Stage:
+    """int8 and a scale per row of a float weight."""
+    scale = (np.abs(weight).reshape(len(weight), -1).max(axis=1) / 127).astype(np.float32)
+    scale = np.maximum(scale, np.float32(1e-12))
+    return np.rint(weight / _rows(scale, weight.ndim)).astype(np.int8), scale
+
+
+def synthetic_layer(spec: LayerSpec, point: LayerPoint, form: Form, seed: int = 0) -> onnx.ModelProto:
+    """A graph of one layer alone, with random weights: for timing it."""
+    rng = np.random.default_rng(seed)
+    builder = Builder(dict.fromkeys(["x", "y", *(f"{spec.name}/stage{i}" for i in range(3))], (-1, 1)))
+    stages: list[Stage] = [
+        (rng.integers(-127, 128, shape, dtype=np.int8), np.full(shape[0], 1e-3, dtype=np.float32))
+        for shape in spec.executed_shapes(point, form)
+    ]
+    bias = builder.constant("bias", np.zeros(spec.out_channels, dtype=np.float32))
+    builder.layer(spec, stages, builder.quantized("x"), bias, "y")
+    out = builder.quantized("y")
+    into, outof = example_shape(spec)
+    return builder.model(
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, into)],
+        [helper.make_tensor_value_info(out, TensorProto.FLOAT, outof)],
+    )
+
+
+def example_shape(spec: LayerSpec) -> tuple[list[int], list[int]]:
+    """Input and output shapes of one layer at batch 1."""
+    if spec.kind is Kind.LINEAR:
+        return [1, spec.in_positions, spec.in_channels], [1, spec.out_positions, spec.out_channels]
+    return [1, spec.in_channels, *spec.in_size], [1, spec.out_channels, *spec.out_size]
+
+
+def _rows(scale: Floats, ndim: int) -> Floats:
+    return scale.reshape(-1, *([1] * (ndim - 1)))
+
+
+def _compose(
+    before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    if before.ndim == 2:
+        return np.asarray(after @ before)
+    if after.shape[2:] == (1, 1):
+        return np.einsum("ma,anhw->mnhw", after[:, :, 0, 0], before, optimize=True)
+    return np.einsum("mahw,an->mnhw", after, before[:, :, 0, 0], optimize=True)

@@ -1,0 +1,35 @@
+"""What executes a profile's graph."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from t3c.errors import EngineError, MissingExtraError
+from t3c.runtime.engines.protocol import Engine, Session
+
+__all__ = ["ENGINES", "Engine", "Session", "open_engine"]
+
+# name -> (module, class, distribution, extra)
+ENGINES: dict[str, tuple[str, str, str, str]] = {
+    "openvino": ("t3c.runtime.engines.openvino", "OpenVINO", "openvino", "openvino"),
+    "onnxruntime": ("t3c.runtime.engines.onnxruntime", "ONNXRuntime", "onnxruntime", "onnxruntime"),
+    "torch": ("t3c.runtime.engines.torch", "Torch", "torch", "train"),
+}
+
+
+def open_engine(name: str, threads: int | None = None) -> Engine:
+    """An engine by name; by default it uses every core this process may run on."""
+    if name not in ENGINES:
+        raise EngineError(f"unknown engine {name!r}: there are {', '.join(sorted(ENGINES))}")
+    if threads is not None and threads < 1:
+        raise EngineError(f"threads must be at least 1, got {threads}")
+    module, kind, package, extra = ENGINES[name]
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] != package:
+            raise
+        raise MissingExtraError(package, extra) from missing
+    engine: Engine = getattr(loaded, kind)(threads or len(os.sched_getaffinity(0)))
+    return engine

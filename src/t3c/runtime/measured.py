@@ -1,0 +1,84 @@
+"""What an engine is measured by: layer points one by one, profiles as a whole."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from t3c.artifact.devices import Device, LayerTiming
+from t3c.measure.latency import interleave
+from t3c.runtime.assemble import example_shape, synthetic_layer
+from t3c.runtime.engines import Engine, Session
+from t3c.runtime.engines.protocol import Array
+from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec
+
+ROUNDS = 40
+
+
+def describe(engine: Engine) -> Device:
+    """The device: this machine, the engine and its threads."""
+    return Device(
+        cpu=_cpu_name(),
+        engine=engine.name,
+        engine_version=engine.version,
+        threads=engine.threads,
+    )
+
+
+def time_layer(engine: Engine, spec: LayerSpec, ranks: Iterable[int]) -> list[LayerTiming]:
+    """Time a layer at each rank in each form it can run in, interleaved, on random weights.
+
+    Bits do not matter to the time: codes of fewer bits run on the same int8 kernels.
+    """
+    candidates: dict[tuple[int, Form], Session] = {}
+    dense = engine.compile(synthetic_layer(spec, _point(spec.full_rank), Form.DENSE))
+    for rank in ranks:
+        candidates[rank, Form.DENSE] = dense
+        if not spec.stored_dense(_point(rank)):
+            graph = synthetic_layer(spec, _point(rank), Form.FACTORED)
+            candidates[rank, Form.FACTORED] = engine.compile(graph)
+    x = [np.random.default_rng(0).normal(size=example_shape(spec)[0]).astype(np.float32)]
+    distinct = {id(session): session for session in candidates.values()}
+    calls = {str(key): _runner(session, x) for key, session in distinct.items()}
+    timed = interleave(calls, ROUNDS)
+    ms: dict[int, dict[Form, float]] = {}
+    for (rank, form), session in candidates.items():
+        ms.setdefault(rank, {})[form] = timed[str(id(session))].p50
+    return [LayerTiming(layer=spec.name, rank=rank, ms=times) for rank, times in ms.items()]
+
+
+def time_sessions(
+    sessions: Mapping[str, Session],
+    inputs: list[Array],
+    rounds: int,
+    on_round: Callable[[], object] | None = None,
+) -> dict[str, Latency]:
+    """Latency of each session on the same input, taken in turns."""
+    calls = {name: _runner(session, inputs) for name, session in sessions.items()}
+    return interleave(calls, rounds, on_round=on_round)
+
+
+def _runner(session: Session, inputs: list[Array]) -> Callable[[], object]:
+    return lambda: session.run(inputs)
+
+
+def _point(rank: int) -> LayerPoint:
+    return LayerPoint(rank, MAX_BITS)
+
+
+def _cpu_name() -> str:
+    """The processor, with the vector instructions that decide between int8 kernels."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    fields = dict(
+        (part.strip() for part in line.split(":", 1))
+        for line in info.read_text().splitlines()
+        if ":" in line
+    )
+    flags = fields.get("flags", "").split()
+    kernels = [f for f in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8") if f in flags]
+    return " ".join([fields.get("model name", platform.machine()), *kernels])

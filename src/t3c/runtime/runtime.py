@@ -1,0 +1,211 @@
+"""The runtime: one artifact, any budget, a profile per call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from t3c.artifact.devices import DeviceTable, choose_forms, forms_key
+from t3c.artifact.manifest import TensorEntry
+from t3c.artifact.reader import Artifact
+from t3c.errors import DataError, SpecError
+from t3c.runtime.assemble import assemble
+from t3c.runtime.engines import Session, open_engine
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.measured import describe
+from t3c.runtime.select import Candidate, Choice, select
+from t3c.spec import Budget, Certificate, Form, Profile
+
+log = logging.getLogger("t3c.runtime")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An output with what it stands for: the profile, its certificate, and warnings."""
+
+    output: Array
+    profile: str
+    certificate: Certificate | None
+    reason: str
+    warnings: tuple[str, ...]
+
+
+class Runtime:
+    """Serves an artifact on one engine; `rt(x, budget)` picks the profile for each call.
+
+    `rt.profile` and `rt.certificate` are those of the last call of this thread.
+    """
+
+    def __init__(self, artifact: Artifact, engine: str, threads: int | None = None) -> None:
+        self.artifact = artifact
+        self.engine = open_engine(engine, threads)
+        self.device = describe(self.engine)
+        self.chain = artifact.manifest.chain
+        self.table, self.note = self._find_table(artifact.devices())
+        self.forms = {p.name: self._forms(p) for p in self.chain}
+        self.certificates = self._find_certificates()
+        self.candidates = [self._candidate(p) for p in self.chain]
+        self._sessions: dict[str, Session] = {}
+        self._lock = threading.Lock()
+        self._last = threading.local()
+
+    @property
+    def inputs(self) -> tuple[TensorEntry, ...]:
+        return self.artifact.manifest.model.inputs
+
+    @property
+    def profile(self) -> str | None:
+        """The profile of this thread's last call."""
+        answer = self._last_answer()
+        return answer.profile if answer else None
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The certificate of this thread's last call; None where it is not certified here."""
+        answer = self._last_answer()
+        return answer.certificate if answer else None
+
+    def __call__(
+        self, inputs: Any, budget: Budget | None = None, *, profile: str | None = None
+    ) -> Array:
+        """The output for an array, or a tuple or dict of arrays, of any batch size."""
+        return self.answer(inputs, budget, profile=profile).output
+
+    def answer(
+        self, inputs: Any, budget: Budget | None = None, *, profile: str | None = None
+    ) -> Answer:
+        """The output, and which profile gave it, why, and with what certificate."""
+        arrays = self._check(inputs)
+        if profile is not None and budget is not None:
+            raise SpecError("name a budget or a profile, not both")
+        choice = self.choose(budget) if profile is None else self._named(profile)
+        output = self.session(choice.profile).run(arrays)[0]
+        warnings = choice.warnings
+        if self.note and budget is not None and budget.latency_ms is not None:
+            warnings = (*warnings, self.note)
+        for warning in warnings:
+            log.warning("%s", warning)
+        certificate = self.certificates.get(choice.profile)
+        answer = Answer(output, choice.profile, certificate, choice.reason, warnings)
+        self._last.answer = answer
+        return answer
+
+    def choose(self, budget: Budget | None) -> Choice:
+        """The profile for a budget, without running it."""
+        return select(self.candidates, budget or Budget())
+
+    def session(self, profile: str) -> Session:
+        """The compiled graph of a profile, made when first asked for."""
+        with self._lock:
+            if profile not in self._sessions:
+                self._sessions[profile] = self.engine.compile(self.graph(self.chain[profile]))
+            return self._sessions[profile]
+
+    def graph(self, profile: Profile) -> onnx.ModelProto:
+        """The graph the engine runs for a profile of the artifact."""
+        ranges = self.ranges(profile.name)
+        return assemble(self.artifact, profile, self.forms[profile.name], ranges)
+
+    def ranges(self, profile: str) -> dict[str, tuple[float, float]]:
+        """The activation ranges a profile was calibrated with."""
+        values = self.artifact.dense()[f"ranges/{profile}"]
+        names = self.artifact.manifest.model.quantized
+        known = np.isfinite(values).all(axis=1)
+        return {n: (float(v[0]), float(v[1])) for n, v, k in zip(names, values, known, strict=True) if k}
+
+    def _named(self, profile: str) -> Choice:
+        return Choice(self.chain[profile].name, "asked for by name")
+
+    def _last_answer(self) -> Answer | None:
+        return getattr(self._last, "answer", None)
+
+    def _check(self, inputs: Any) -> list[Array]:
+        entries = self.inputs
+        if isinstance(inputs, Mapping):
+            if set(inputs) != {e.name for e in entries}:
+                raise DataError(f"inputs must be {', '.join(e.name for e in entries)}")
+            given = [inputs[e.name] for e in entries]
+        else:
+            given = list(inputs) if isinstance(inputs, tuple) else [inputs]
+        if len(given) != len(entries):
+            raise DataError(f"{len(entries)} inputs are needed, got {len(given)}")
+        return [_checked(entry, value) for entry, value in zip(entries, given, strict=True)]
+
+    def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, str]:
+        for table in tables:
+            if table.device == self.device:
+                return table, ""
+        if not tables:
+            return None, "this artifact was never calibrated: latencies are not known"
+        nearest = next((t for t in tables if t.device.engine == self.engine.name), tables[0])
+        note = (
+            f"this device was not calibrated: latencies are those of {nearest.device.cpu}, "
+            f"{nearest.device.engine}, {nearest.device.threads} threads"
+        )
+        return nearest, note
+
+    def _forms(self, profile: Profile) -> dict[str, Form]:
+        timings = self.table.layers if self.table else ()
+        return choose_forms(timings, self.artifact.manifest.specs, profile.points)
+
+    def _find_certificates(self) -> dict[str, Certificate]:
+        ledger = self.artifact.ledger()
+        keys = {name: forms_key(forms) for name, forms in self.forms.items()}
+        return {
+            entry.profile: entry
+            for entry in (ledger.entries if ledger else ())
+            if entry.engine == self.engine.name and entry.forms == keys.get(entry.profile)
+        }
+
+    def _candidate(self, profile: Profile) -> Candidate:
+        latency = self.table.profiles.get(profile.name) if self.table else None
+        certificate = self.certificates.get(profile.name)
+        return Candidate(
+            profile.name,
+            latency_ms=latency.p50 if latency else None,
+            size_mb=self.artifact.manifest.size_bytes(profile.name) / 1e6,
+            energy_mj=None,
+            drift=certificate.epsilon if certificate else None,
+        )
+
+
+def load(path: str | Path, engine: str = "openvino", threads: int | None = None) -> Runtime:
+    """Open an artifact on an engine; every file is checked first.
+
+    >>> rt = load("resnet.t3c")  # doctest: +SKIP
+    >>> y = rt(x, budget=Budget(latency_ms=12))  # doctest: +SKIP
+    """
+    return Runtime(Artifact(path), engine, threads)
+
+
+def _checked(entry: TensorEntry, value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"input {entry.name!r}: not an array: {error}") from error
+    wanted = np.dtype(entry.dtype)
+    fits = array.ndim == len(entry.shape) and all(
+        size is None or size == got for size, got in zip(entry.shape, array.shape, strict=False)
+    )
+    if not fits:
+        shape = tuple("batch" if size is None else size for size in entry.shape)
+        raise DataError(
+            f"input {entry.name!r}: shape {array.shape} does not fit "
+            f"({', '.join(map(str, shape))})"
+        )
+    if array.size == 0:
+        raise DataError(f"input {entry.name!r}: empty batch")
+    if array.dtype != wanted:
+        if array.dtype.kind not in "fiub" or not np.can_cast(array.dtype, wanted, "same_kind"):
+            raise DataError(f"input {entry.name!r}: dtype {array.dtype} does not fit {wanted}")
+        array = array.astype(wanted)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise DataError(f"input {entry.name!r} holds NaN or infinite values")
+    return array

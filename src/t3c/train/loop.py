@@ -1,0 +1,160 @@
+"""One readable loop: every step trains the full view and one sampled profile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from t3c.convert import LayerPlan, state_of
+from t3c.errors import DataError, SpecError, TrainError
+from t3c.nn.inputs import Inputs, call, split_batch
+from t3c.nn.view import at, elastic_layers
+from t3c.spec import LayerPoint, Profile
+from t3c.train import objective
+
+TERMS = ("task", "distill", "budget")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long and how hard to train; `task`, `distill` and `budget` weigh the objective's terms.
+
+    The task weighs little by default: the original is trained already, and what pulls the full
+    view away from it is drift at every profile.
+    """
+
+    steps: int = 2000
+    learning_rate: float = 1e-3
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    task: float = 0.1
+    distill: float = 1.0
+    budget: float = 0.1
+    clip_norm: float = 1.0
+    seed: int = 3407
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise SpecError(f"steps must be at least 1, got {self.steps}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise SpecError(f"learning_rate must be positive, got {self.learning_rate:g}")
+        if not 0 <= self.warmup < 1:
+            raise SpecError(f"warmup must be in [0, 1), got {self.warmup:g}")
+
+
+@dataclass(frozen=True)
+class History:
+    """Every term of the objective, step by step."""
+
+    terms: Mapping[str, tuple[float, ...]]
+
+    @property
+    def steps(self) -> int:
+        return len(self.terms["task"])
+
+
+OnStep = Callable[[int, Mapping[str, float]], object]
+
+
+def fit(
+    model: nn.Module,
+    batches: Iterable[Any],
+    config: TrainConfig | None = None,
+    *,
+    on_step: OnStep | None = None,
+) -> History:
+    """Train an elastic model in place so that it is good at every profile.
+
+    `batches` yields (inputs, target) and is gone through again as often as needed. The teacher is
+    the original, since drift is measured from it; norms and dropout stay in evaluation mode.
+    """
+    config = config or TrainConfig()
+    state = state_of(model)
+    rng = np.random.default_rng(config.seed)
+    torch.manual_seed(config.seed)
+    training = model.training
+    model.eval()
+    layers = elastic_layers(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=config.learning_rate, weight_decay=config.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _ramp(step, config))
+    history: dict[str, list[float]] = {term: [] for term in TERMS}
+    try:
+        for step, (inputs, target) in enumerate(_forever(batches, config.steps)):
+            profile = sample_profile(state.plan.layers, rng)
+            with torch.no_grad():
+                teacher = call(state.original, inputs)
+            with at(model, None):
+                full = call(model, inputs)
+            with at(model, profile):
+                compressed = call(model, inputs)
+            terms = {
+                "task": objective.task(full, target),
+                "distill": objective.distill(full, teacher)
+                + objective.distill(compressed, teacher),
+                "budget": objective.budget(layers, profile.points),
+            }
+            weights = {"task": config.task, "distill": config.distill, "budget": config.budget}
+            loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+            values = {name: float(term.detach()) for name, term in terms.items()}
+            if not math.isfinite(float(loss.detach())):
+                raise TrainError(f"step {step}: the loss is not finite: {values}")
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+            optimizer.step()
+            schedule.step()
+            for name, value in values.items():
+                history[name].append(value)
+            if on_step is not None:
+                on_step(step, values)
+    finally:
+        model.train(training)
+    return History({name: tuple(values) for name, values in history.items()})
+
+
+def sample_profile(plans: Sequence[LayerPlan], rng: np.random.Generator) -> Profile:
+    """A profile around a level of rank and a level of bits, each from Beta(0.75, 0.75) (B.2)."""
+
+    def pick(choices: tuple[int, ...], level: float) -> int:
+        index = level * (len(choices) - 1) + rng.uniform(-0.75, 0.75)
+        return choices[int(np.clip(round(index), 0, len(choices) - 1))]
+
+    rank_level, bit_level = rng.beta(0.75, 0.75, size=2)
+    points = {
+        p.spec.name: LayerPoint(pick(p.ranks, rank_level), pick(p.bits, bit_level)) for p in plans
+    }
+    return Profile("sampled", points)
+
+
+def _ramp(step: int, config: TrainConfig) -> float:
+    """Linear warm-up, then a cosine to zero."""
+    warm = max(1, round(config.warmup * config.steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm)))
+
+
+def _forever(batches: Iterable[Any], steps: int) -> Iterator[tuple[Inputs, Tensor]]:
+    """(inputs, target) pairs, going through `batches` again until `steps` are done."""
+    done = 0
+    while done < steps:
+        before = done
+        for batch in batches:
+            inputs, target = split_batch(batch)
+            if target is None:
+                raise DataError("training needs batches of (inputs, target)")
+            yield inputs, target
+            done += 1
+            if done == steps:
+                return
+        if done == before:
+            raise DataError("the training data is empty")

@@ -1,0 +1,1 @@
+"""Models and data to try T3C on."""
