@@ -196,7 +196,7 @@ class LayerSpec:
     def full_rank(self) -> int:
         if self.factorization is Factorization.TUCKER2:
             return max(self.out_channels, self.in_channels)
-        return min(self.out_channels, self.in_channels)
+        return min(self.out_channels, math.prod(self.dense_shape[1:]))
 
     @property
     def in_positions(self) -> int:

@@ -7,6 +7,7 @@ allocation stands above the one before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,11 @@ class Allocation:
     points: Mapping[str, LayerPoint]
     cost: float
     squared_drift: float
+
+    @property
+    def drift(self) -> float:
+        """The drift, layers taken as orthogonal to each other."""
+        return math.sqrt(max(self.squared_drift, 0.0))
 
 
 def allocations(chains: Mapping[str, Sequence[Option]]) -> list[Allocation]:

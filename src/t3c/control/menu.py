@@ -21,13 +21,16 @@ class Option:
 def chain(options: Sequence[Option]) -> tuple[Option, ...]:
     """The chain of options whose staircase of squared drift over cost encloses the least area.
 
-    Options that cost no less than another of no more drift are dropped first, so that cost rises
-    and drift falls strictly along the chain. It starts at the cheapest option that is left and
-    ends at the one of least drift.
+    It ends at the top, the option that stands above all others. Options that cost no less than
+    another of no more drift are dropped first, so that cost rises and drift falls strictly along
+    the chain; it starts at the cheapest option that is left.
     """
     if not options:
         raise SpecError("a layer needs at least one option")
-    front = _pareto(options)
+    top = next((o for o in options if all(p.point <= o.point for p in options)), None)
+    if top is None:
+        raise SpecError("no option of the layer stands above all others")
+    front = [*_pareto([o for o in options if o.cost < top.cost], top), top]
     best: list[tuple[float, int | None]] = [(0.0, None)]
     for j in range(1, len(front)):
         reachable = [
@@ -51,11 +54,17 @@ def menu(options: Sequence[Option]) -> Menu:
     return Menu(tuple(option.point for option in options))
 
 
-def _pareto(options: Sequence[Option]) -> list[Option]:
-    """Options sorted by cost, each of strictly less drift than all cheaper ones."""
+def _pareto(options: Sequence[Option], top: Option) -> list[Option]:
+    """Options sorted by cost, each of strictly less drift than all cheaper ones.
+
+    More is never worse by definition: what was measured to drift less than the top counts as
+    drifting a little more than it.
+    """
+    floor = top.squared_drift * (1 + 1e-6) + 1e-18
     front: list[Option] = []
     order = sorted(options, key=lambda o: (o.cost, o.squared_drift, -o.point.rank, -o.point.bits))
     for option in order:
-        if not front or option.squared_drift < front[-1].squared_drift:
-            front.append(option)
+        drift = max(option.squared_drift, floor)
+        if not front or drift < front[-1].squared_drift:
+            front.append(Option(option.point, option.cost, drift))
     return front

@@ -15,21 +15,23 @@ NAMES = ("tiny", "small", "med", "large", "max")
 def pick_profiles(
     path: Sequence[Allocation], worst_drift: float, names: Sequence[str] = NAMES
 ) -> ProfileChain:
-    """Profiles spread evenly in cost, from the first allocation of use to the last.
+    """Profiles whose drift falls by equal factors, from the first allocation of use to the last.
 
     Of use is what a first-order estimate puts within `worst_drift` of the original, relative to
-    its output; where only the end of the path is, the chain starts there and is shorter.
+    its output; where fewer allocations are than names, the chain is shorter and keeps the last
+    names.
     """
     if not names:
         raise SpecError("at least one profile name is needed")
-    useful = [a for a in path if math.sqrt(max(a.squared_drift, 0.0)) <= worst_drift] or [path[-1]]
-    low, high = useful[0].cost, useful[-1].cost
-    picked: list[Allocation] = []
-    for index in range(len(names)):
-        target = high if len(names) == 1 else low + (high - low) * index / (len(names) - 1)
-        nearest = min(useful, key=lambda a: abs(a.cost - target))
-        if not picked or nearest.points != picked[-1].points:
-            picked.append(nearest)
+    useful = [a for a in path if a.drift <= worst_drift] or [path[-1]]
+    low, high = (max(a.drift, 1e-9) for a in (useful[-1], useful[0]))
+    picked: list[Allocation] = [useful[-1]]
+    for index in range(1, len(names)):
+        target = low * (high / low) ** (index / (len(names) - 1))
+        below = [a for a in useful if a.cost < picked[-1].cost]
+        if below:
+            picked.append(min(below, key=lambda a: abs(math.log(max(a.drift, 1e-9) / target))))
+    picked.reverse()
     chosen = names[len(names) - len(picked) :]
     return ProfileChain(
         tuple(Profile(name, a.points) for name, a in zip(chosen, picked, strict=True))

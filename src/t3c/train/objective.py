@@ -19,13 +19,14 @@ def task(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def distill(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student), plus the squared drift, both a mean over samples.
+    """KL(teacher || student), plus the relative drift ||z' - z|| / ||z||, both a mean over samples.
 
-    KL alone is blind to shifts of the logits that softmax does not see; drift counts them.
+    KL alone is blind to shifts of the logits that softmax does not see. The drift is not squared:
+    views that are close already, the full one above all, keep being pulled closer.
     """
     log_p, log_q = (F.log_softmax(z.flatten(0, -2), dim=-1) for z in (teacher, student))
     kl = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
-    change, size = ((z.flatten(1).square().sum(1)) for z in (student - teacher, teacher))
+    change, size = (z.flatten(1).norm(dim=1) for z in (student - teacher, teacher))
     return kl + (change / size.clamp_min(1e-12)).mean()
 
 
