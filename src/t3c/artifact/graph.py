@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ class Traced:
 
 def trace(plain: nn.Module, example: Inputs, specs: Mapping[str, LayerSpec]) -> Traced:
     """Trace a plain model (no elastic layers); `specs` says which layers become elastic nodes."""
-    model = _export(plain.eval(), example, list(specs))
+    model = to_onnx(plain.eval(), example, list(specs))
     graph = model.graph
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     constants = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
@@ -62,8 +62,11 @@ def trace(plain: nn.Module, example: Inputs, specs: Mapping[str, LayerSpec]) -> 
     return Traced(model, dense, folded)
 
 
-def _export(plain: nn.Module, example: Inputs, layers: list[str]) -> onnx.ModelProto:
-    """ONNX with the layers' weights as graph inputs, so that nothing is folded into them."""
+def to_onnx(plain: nn.Module, example: Inputs, layers: Sequence[str] = ()) -> onnx.ModelProto:
+    """ONNX of a plain model with a free batch size.
+
+    The weights of `layers` become graph inputs, so that nothing is folded into them.
+    """
     weights = [f"{name}.weight" for name in layers]
     values = [plain.get_parameter(name).detach() for name in weights]
     args = tensors(example)

@@ -1,0 +1,403 @@
+"""The command line: `t3c COMMAND --help` says what each takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from t3c.artifact.folder import write_atomic
+from t3c.artifact.reader import Artifact
+from t3c.errors import DataError, MissingExtraError, T3CError
+from t3c.runtime.audit import audit as run_audit
+from t3c.runtime.reading import read_input
+from t3c.runtime.runtime import Answer, Runtime, load
+from t3c.spec import Budget
+from t3c.version import __version__
+
+app = typer.Typer(
+    name="t3c",
+    help="One trained network, one artifact, any budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+err = Console(stderr=True)
+
+ArtifactArg = Annotated[Path, typer.Argument(help="An artifact folder, NAME.t3c")]
+EngineOpt = Annotated[str, typer.Option(help="openvino, onnxruntime or torch")]
+ThreadsOpt = Annotated[int | None, typer.Option(help="Threads of the engine; default all cores")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object")]
+
+
+def main() -> None:
+    """Run the command line; bad input is one line and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except T3CError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where to write")] = Path("out/demo"),
+    as_json: JsonOpt = False,
+) -> None:
+    """Train a network on digits, make one artifact of it, and ask it for three budgets."""
+    _need("torch", "train")
+    from t3c.experiments.demo import run_demo
+
+    with _progress() as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(name: str, step: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total)
+            progress.update(tasks[name], completed=step)
+
+        done = run_demo(out, lambda text: progress.console.print(f"[dim]·[/] {text}"), watch)
+    payload = done.result.model_dump(mode="json")
+    bench_file, page = out / "bench.json", out / "report.html"
+    write_atomic(bench_file, json.dumps(payload, indent=1).encode())
+    _write_report(done.result, Artifact(out / "digits.t3c"), page)
+    if as_json:
+        _print_json(payload)
+        return
+    _print_variants(payload)
+    console = Console()
+    for asked in done.asked:
+        bound = f"within {asked.epsilon:.3f} of the original" if asked.epsilon else "not certified"
+        console.print(
+            f"asked for {asked.budget}: [bold]{asked.profile}[/] answered "
+            f"{asked.prediction} (truth {asked.truth}), {bound} for 95% of inputs"
+        )
+        for warning in asked.warnings:
+            console.print(f"  warning: {warning}")
+    artifact = out / "digits.t3c"
+    console.print(
+        f"\nreport: {page}\ntry next:\n"
+        f"  t3c inspect {artifact} --verify\n"
+        f"  t3c run {artifact} --input {out / 'digit.png'} --latency-ms 0.5 --explain\n"
+        f"  t3c bench {artifact} --against full,ptq8\n"
+        f"  t3c audit {artifact} --budgets 1000",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def inspect(
+    artifact: ArtifactArg,
+    verify: Annotated[bool, typer.Option("--verify", help="Recompute the hashes")] = False,
+    as_json: JsonOpt = False,
+) -> None:
+    """Say what an artifact is: its layers, profiles, devices and certificates."""
+    opened = Artifact(artifact, verify=verify)
+    summary = _summary(opened, verify)
+    if as_json:
+        _print_json(summary)
+        return
+    console = Console()
+    model = opened.manifest.model
+    console.print(
+        f"[bold]{model.name}[/]: {model.parameters:,} parameters, "
+        f"{len(opened.manifest.layers)} elastic layers, {summary['bytes'] / 1e6:.3f} MB on disk"
+    )
+    table = Table("profile", "size MB", "mean bits", "epsilon", *summary["devices"])
+    for row in summary["profiles"]:
+        times = [_cell(row["p50_ms"].get(device), ".3f") for device in summary["devices"]]
+        size, bits = f"{row['size_bytes'] / 1e6:.3f}", f"{row['mean_bits']:.1f}"
+        table.add_row(row["name"], size, bits, _cell(row["epsilon"], ".4f"), *times)
+    console.print(table)
+    console.print(f"content {summary['content']}{', hashes verified' if verify else ''}")
+
+
+@app.command()
+def run(
+    artifact: ArtifactArg,
+    input: Annotated[Path, typer.Option(help="A picture, an .npy or an .npz")],  # noqa: A002
+    latency_ms: Annotated[float | None, typer.Option(help="At most so many milliseconds")] = None,
+    size_mb: Annotated[float | None, typer.Option(help="At most so many megabytes")] = None,
+    energy_mj: Annotated[float | None, typer.Option(help="At most so many millijoules")] = None,
+    drift: Annotated[float | None, typer.Option(help="At most so much relative drift")] = None,
+    engine: EngineOpt = "openvino",
+    threads: ThreadsOpt = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why this profile")] = False,
+    as_json: JsonOpt = False,
+) -> None:
+    """Answer one input within a budget."""
+    budget = Budget(latency_ms, size_mb, energy_mj, drift)
+    runtime = load(artifact, engine, threads)
+    answer = runtime.answer(read_input(input, runtime.artifact.manifest.model), budget)
+    payload = _answer_json(runtime, answer)
+    if explain:
+        payload["explain"] = _explain(runtime, answer)
+    if as_json:
+        _print_json(payload)
+        return
+    console = Console()
+    for row in payload["answers"]:
+        top = ", ".join(f"{item['class']} ({item['probability']:.3f})" for item in row["classes"])
+        console.print(top or f"output of shape {row['shape']}")
+    console.print(f"profile {answer.profile}: {answer.reason}")
+    console.print(payload["guarantee"])
+    for warning in answer.warnings:
+        console.print(f"warning: {warning}")
+    if explain:
+        table = Table("profile", "p50 ms", "size MB", "epsilon", "")
+        for item in payload["explain"]:
+            numbers = [_cell(item[key], ".4f") for key in ("latency_ms", "size_mb", "epsilon")]
+            table.add_row(item["profile"], *numbers, "chosen" if item["chosen"] else "")
+        console.print(table)
+
+
+@app.command()
+def bench(
+    artifact: ArtifactArg,
+    engine: EngineOpt = "openvino",
+    threads: ThreadsOpt = None,
+    against: Annotated[str, typer.Option(help="full and baselines, by commas")] = "full,ptq8",
+    original: Annotated[
+        Path | None, typer.Option(help="The original in ONNX; default beside the artifact")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Test .npz with x and y; default beside the artifact")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Baselines' .npz with x; default beside the artifact")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each variant")] = 300,
+    as_json: JsonOpt = False,
+) -> None:
+    """Measure the profiles beside the original and baselines, in turns, in one process."""
+    _need("openvino", "openvino")
+    from t3c.experiments.bench import bench as run_bench
+    from t3c.experiments.bench import read_data
+
+    runtime = load(artifact, engine, threads)
+    beside = artifact.parent
+    result = run_bench(
+        runtime,
+        original or beside / "original.onnx",
+        read_data(data or beside / "test.npz", calibration or beside / "calibration.npz"),
+        tuple(name for name in against.split(",") if name),
+        rounds=rounds,
+        say=lambda text: err.print(f"[dim]·[/] {text}"),
+    )
+    payload = result.model_dump(mode="json")
+    if as_json:
+        _print_json(payload)
+    else:
+        _print_variants(payload)
+
+
+@app.command()
+def audit(
+    artifact: ArtifactArg,
+    budgets: Annotated[int, typer.Option(min=1, help="How many budgets to draw")] = 1000,
+    engine: EngineOpt = "openvino",
+    threads: ThreadsOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Check live that more budget is never worse, and that budgets that can be met are met."""
+    found = run_audit(load(artifact, engine, threads), budgets)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        console = Console()
+        console.print(
+            f"{found.budgets} budgets: {found.monotone_violations} monotone violations, "
+            f"{found.budget_violations} over a budget that could be met, "
+            f"{found.latency_order_violations} profiles out of order in measured p50"
+        )
+        if found.speed is not None:
+            console.print(f"the machine runs at {found.speed:.2f}x its calibrated times")
+    raise typer.Exit(0 if found.ok else 1)
+
+
+@app.command()
+def report(
+    artifact: ArtifactArg,
+    measured: Annotated[
+        Path | None, typer.Option("--bench", help="What `t3c bench --json` printed")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The HTML file to write")] = None,
+) -> None:
+    """Render a measured comparison as one HTML page that needs no network."""
+    _need("openvino", "openvino")
+    from pydantic import ValidationError
+
+    from t3c.experiments.bench import Result
+
+    source = measured or artifact.parent / "bench.json"
+    if not source.is_file():
+        raise DataError(f"{source}: no such file: write it with t3c bench --json")
+    try:
+        result = Result.model_validate_json(source.read_bytes())
+    except ValidationError as error:
+        raise DataError(f"{source}: not a result of t3c bench --json: {error.errors()[0]['msg']}") from error
+    page = out or artifact.parent / "report.html"
+    _write_report(result, Artifact(artifact), page)
+    Console().print(str(page), soft_wrap=True)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    Console().print(__version__)
+
+
+def _write_report(result: Any, artifact: Artifact, page: Path) -> None:
+    from t3c.report.page import render_report
+
+    write_atomic(page, render_report(result, artifact).encode())
+
+
+def _summary(artifact: Artifact, verified: bool) -> dict[str, Any]:
+    manifest, ledger, devices = artifact.manifest, artifact.ledger(), artifact.devices()
+    epsilons = {entry.profile: entry.epsilon for entry in ledger.entries} if ledger else {}
+    rows = []
+    for profile in manifest.profiles:
+        points = profile.points.values()
+        rows.append(
+            {
+                "name": profile.name,
+                "size_bytes": profile.size_bytes,
+                "mean_bits": sum(p.bits for p in points) / len(points),
+                "epsilon": epsilons.get(profile.name),
+                "p50_ms": {
+                    t.device.key: t.profiles[profile.name].p50
+                    for t in devices
+                    if profile.name in t.profiles
+                },
+                "points": {n: [p.rank, p.bits] for n, p in profile.points.items()},
+            }
+        )
+    return {
+        "path": str(artifact.path),
+        "schema_version": manifest.schema_version,
+        "t3c_version": manifest.t3c_version,
+        "content": artifact.content,
+        "verified": verified,
+        "bytes": artifact.size_on_disk(),
+        "model": manifest.model.model_dump(mode="json", exclude={"quantized"}),
+        "layers": len(manifest.layers),
+        "profiles": rows,
+        "devices": [t.device.key for t in devices],
+    }
+
+
+def _answer_json(runtime: Runtime, answer: Answer) -> dict[str, Any]:
+    import numpy as np
+
+    classes = runtime.artifact.manifest.model.classes
+    rows = []
+    for output in answer.output:
+        row: dict[str, Any] = {"shape": list(output.shape), "classes": []}
+        if classes is not None and output.ndim == 1 and len(output) == len(classes):
+            shares = np.exp(output - output.max())
+            shares = shares / shares.sum()
+            top = np.argsort(-shares)[:3]
+            row["classes"] = [
+                {"class": classes[i], "probability": float(shares[i])} for i in map(int, top)
+            ]
+        rows.append(row)
+    certificate = answer.certificate
+    guarantee = "not certified here: another engine, device or set of forms"
+    if certificate is not None:
+        guarantee = (
+            f"within {certificate.epsilon:.4f} of the original's output, relative to its norm, for "
+            f"{1 - certificate.delta:.0%} of inputs like the {certificate.samples} it was "
+            f"certified on"
+        )
+    return {
+        "answers": rows,
+        "profile": answer.profile,
+        "reason": answer.reason,
+        "warnings": list(answer.warnings),
+        "certificate": None if certificate is None else vars(certificate),
+        "guarantee": guarantee,
+        "device": runtime.device.model_dump(),
+    }
+
+
+def _explain(runtime: Runtime, answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "profile": c.profile,
+            "latency_ms": c.latency_ms,
+            "size_mb": c.size_mb,
+            "energy_mj": c.energy_mj,
+            "epsilon": c.drift,
+            "chosen": c.profile == answer.profile,
+        }
+        for c in runtime.candidates
+    ]
+
+
+def _print_variants(payload: dict[str, Any]) -> None:
+    table = Table("variant", "accuracy", "p50 ms", "p90 ms", "size MB", "mean drift", "epsilon", "coverage")
+    for v in payload["variants"]:
+        drift = v["drift"]
+        table.add_row(
+            v["name"],
+            _cell(v["accuracy"], ".3f"),
+            f"{v['latency_ms']['p50']:.3f}",
+            f"{v['latency_ms']['p90']:.3f}",
+            f"{v['size_bytes'] / 1e6:.3f}",
+            _cell(drift["mean"], ".4f"),
+            _cell(drift["epsilon"], ".4f"),
+            _cell(drift["coverage"], ".3f"),
+        )
+    console = Console()
+    console.print(table)
+    device, monotone = payload["device"], payload["monotone"]
+    console.print(
+        f"{payload['variants'][0]['samples']} test samples; batch 1, in turns, on {device['cpu']}, "
+        f"{device['engine']} {device['engine_version']}, {device['threads']} threads; "
+        f"{monotone['violations']} violations in {monotone['checked']} monotone checks"
+    )
+
+
+def _print_json(payload: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(payload) + "\n")
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _need(module: str, extra: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(module, extra)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    columns = (TextColumn("  {task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        yield progress
+
+
+def _fail(message: str) -> None:
+    line = " ".join(message.split())
+    sys.stderr.write(f"error: {line}\n")
+    sys.exit(2)

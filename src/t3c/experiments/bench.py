@@ -1,0 +1,215 @@
+"""The original, baselines and profiles, measured side by side in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from t3c.artifact.devices import Device
+from t3c.baselines import BASELINES
+from t3c.baselines.baseline import bytes_on_disk
+from t3c.certify.conformal import coverage
+from t3c.certify.drift import relative_drift
+from t3c.cost.work import profile_work
+from t3c.errors import DataError, EngineError
+from t3c.runtime.audit import draw_pairs, in_order
+from t3c.runtime.engines import Session
+from t3c.runtime.engines.openvino import OpenVINO
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.measured import time_sessions
+from t3c.runtime.runtime import Runtime
+from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Profile
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Drift(Frozen):
+    """Relative drift from the original; what is not available is None."""
+
+    mean: float | None = None
+    spectral: float | None = None
+    first_order: float | None = None
+    epsilon: float | None = None
+    worst_case: float | None = None
+    coverage: float | None = None
+
+
+class Variant(Frozen):
+    """One row of a comparison."""
+
+    name: str
+    method: str
+    accuracy: float | None
+    samples: int
+    latency_ms: Latency
+    size_bytes: int
+    params: int | None
+    flops: int | None
+    drift: Drift
+
+
+class Monotone(Frozen):
+    checked: int
+    violations: int
+
+
+class Result(Frozen):
+    """What `demo` and `bench` print as JSON."""
+
+    device: Device
+    variants: tuple[Variant, ...]
+    monotone: Monotone
+    artifact: str
+
+    def variant(self, name: str) -> Variant:
+        return next(v for v in self.variants if v.name == name)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Labelled test samples (n, ...), (n,), and samples to calibrate baselines on."""
+
+    test: Array
+    labels: Array | None
+    calibration: Array
+
+    def __post_init__(self) -> None:
+        if not len(self.test) or not len(self.calibration):
+            raise DataError("the test and calibration data must not be empty")
+        if self.labels is not None and len(self.labels) != len(self.test):
+            raise DataError(f"{len(self.test)} test samples have {len(self.labels)} labels")
+
+
+def bench(
+    runtime: Runtime,
+    original: Path,
+    data: Data,
+    against: Sequence[str] = ("full", "ptq8"),
+    *,
+    rounds: int = 300,
+    checks: int = 1000,
+    say: Callable[[str], object] = lambda message: None,
+) -> Result:
+    """Measure `against` and every profile: accuracy and drift on the test data, then time in turns."""
+    engine = runtime.engine
+    if not isinstance(engine, OpenVINO):
+        raise EngineError(f"baselines run on openvino: a comparison on {engine.name} is not like")
+    unknown = [name for name in against if name != "full" and name not in BASELINES]
+    if unknown:
+        known = ", ".join(["full", *BASELINES])
+        raise DataError(f"unknown baseline {', '.join(unknown)}: there are {known}")
+    if not original.is_file():
+        raise DataError(f"{original}: no such file: --original names the original model in ONNX")
+    raw = original.read_bytes()
+    model = engine.read(raw)
+    sessions: dict[str, Session] = {"full": engine.compile_read(model)}
+    sizes = {"full": bytes_on_disk(model)}
+    methods = {"full": "the original, fp32"}
+    for name in against:
+        if name != "full":
+            say(f"making {name}")
+            baseline = BASELINES[name](raw, data.calibration, engine)
+            sessions[name], sizes[name] = baseline.session, baseline.size_bytes
+            methods[name] = baseline.method
+    for profile in runtime.chain:
+        name = f"t3c-{profile.name}"
+        sessions[name] = runtime.session(profile.name)
+        sizes[name] = runtime.artifact.manifest.size_bytes(profile.name)
+        methods[name] = "a profile of the artifact"
+    say(f"answering {len(data.test)} test samples with {len(sessions)} variants")
+    answers = {name: _answers(session, data.test) for name, session in sessions.items()}
+    say(f"timing {len(sessions)} variants in turns")
+    times = time_sessions(sessions, [data.test[:1]], rounds)
+    wanted = [n for n in sessions if n.startswith("t3c-") or n in against]
+    variants = tuple(
+        Variant(
+            name=name,
+            method=methods[name],
+            accuracy=_accuracy(answers[name], data.labels),
+            samples=len(data.test),
+            latency_ms=times[name],
+            size_bytes=sizes[name],
+            params=_params(runtime, name),
+            flops=_flops(runtime, name),
+            drift=_drift(runtime, name, relative_drift(answers[name], answers["full"])),
+        )
+        for name in wanted
+    )
+    pairs = draw_pairs(runtime, checks, seed=0)
+    violations = sum(not in_order(runtime, tight, loose) for tight, loose in pairs)
+    return Result(
+        device=runtime.device,
+        variants=variants,
+        monotone=Monotone(checked=checks, violations=violations),
+        artifact=str(runtime.artifact.path),
+    )
+
+
+def _answers(session: Session, samples: Array) -> Array:
+    return np.concatenate([session.run([sample[None]])[0] for sample in samples])
+
+
+def _accuracy(outputs: Array, labels: Array | None) -> float | None:
+    return None if labels is None else float((outputs.argmax(axis=-1) == labels).mean())
+
+
+def _drift(runtime: Runtime, name: str, drifts: Array) -> Drift:
+    certificate = runtime.certificates.get(name.removeprefix("t3c-"))
+    if certificate is None or not name.startswith("t3c-"):
+        return Drift(mean=float(drifts.mean()))
+    return Drift(
+        mean=float(drifts.mean()),
+        first_order=certificate.first_order,
+        epsilon=certificate.epsilon,
+        coverage=coverage(drifts, certificate.epsilon),
+    )
+
+
+def _executed(runtime: Runtime, name: str) -> tuple[Profile, dict[str, Form]]:
+    """What a variant executes; baselines that keep the layers as they are, all dense."""
+    if name.startswith("t3c-"):
+        profile = runtime.chain[name.removeprefix("t3c-")]
+        return profile, runtime.forms[profile.name]
+    specs = runtime.artifact.manifest.specs
+    points = {n: LayerPoint(s.full_rank, MAX_BITS) for n, s in specs.items()}
+    return Profile(name, points), dict.fromkeys(specs, Form.DENSE)
+
+
+def _flops(runtime: Runtime, name: str) -> int:
+    profile, forms = _executed(runtime, name)
+    return profile_work(runtime.artifact.manifest.specs, profile, forms).flops
+
+
+def _params(runtime: Runtime, name: str) -> int:
+    """Weights that are stored to run it, elastic layers as their point needs, others as they are."""
+    profile, _ = _executed(runtime, name)
+    specs = runtime.artifact.manifest.specs
+    dense = sum(math.prod(spec.dense_shape) for spec in specs.values())
+    mine = 0
+    for layer, point in profile.points.items():
+        form = Form.DENSE if specs[layer].stored_dense(point) else Form.FACTORED
+        mine += sum(map(math.prod, specs[layer].executed_shapes(point, form)))
+    return runtime.artifact.manifest.model.parameters - dense + mine
+
+
+def read_data(path: Path, calibration: Path) -> Data:
+    """Test data from an .npz with `x` and, if there are labels, `y`; calibration with `x`."""
+    from t3c.runtime.reading import read_arrays
+
+    test, other = read_arrays(path), read_arrays(calibration)
+    for arrays, where in ((test, path), (other, calibration)):
+        if "x" not in arrays:
+            raise DataError(f"{where}: no array x: it holds {', '.join(arrays)}")
+    return Data(test["x"], test.get("y"), other["x"])
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    return result.model_dump(mode="json")

@@ -1,0 +1,1 @@
+"""Results as one HTML file that needs no network."""

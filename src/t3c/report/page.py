@@ -1,0 +1,173 @@
+"""The report: what the artifact costs, how far it drifts, what its layers are."""
+
+from __future__ import annotations
+
+from html import escape
+
+from t3c.artifact.reader import Artifact
+from t3c.experiments.bench import Result, Variant
+from t3c.report.chart import Axis, Point, Series, chart, legend
+
+STYLE = """
+:root { --ink: #1c2024; --soft: #60646c; --line: #d9d9e0; --page: #fff; --card: #f9f9fb;
+  --t3c: #0d74ce; --other: #d6409f; --full: #60646c; --bound: #cc4e00; --estimate: #218358; }
+@media (prefers-color-scheme: dark) { :root { --ink: #edeef0; --soft: #b0b4ba; --line: #363a3f;
+  --page: #111113; --card: #18191b; --t3c: #70b8ff; --other: #ff8dcc; --full: #b0b4ba;
+  --bound: #ffa057; --estimate: #3dd68c; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem 4rem; background: var(--page);
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2.25rem 0 .5rem; }
+p { max-width: 46rem; } .soft { color: var(--soft); }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1.25rem; }
+figure { margin: 0; padding: 1rem; background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px; }
+figcaption { font-weight: 600; margin-bottom: .25rem; }
+svg { width: 100%; height: auto; display: block; }
+.grid { stroke: var(--line); } .axis { stroke: var(--soft); }
+text { fill: var(--ink); font: 13px system-ui, sans-serif; } .tick, .title { fill: var(--soft); }
+.end { text-anchor: end; } .mid { text-anchor: middle; }
+.t3c { fill: var(--t3c); stroke: var(--t3c); } .other { fill: var(--other); stroke: var(--other); }
+.full { fill: var(--full); stroke: var(--full); } .bound { fill: var(--bound); stroke: var(--bound); }
+.estimate { fill: var(--estimate); stroke: var(--estimate); }
+.line { fill: none; stroke-width: 2; opacity: .5; } .span { stroke-width: 2; opacity: .6; }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .25rem 1rem; margin: .25rem 0 0;
+  padding: 0; color: var(--soft); font-size: 13px; }
+.legend li { display: flex; align-items: center; gap: .35rem; } .key { width: 14px; height: 14px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 600; }
+td.cell { background: color-mix(in srgb, var(--t3c) calc(var(--share) * 45%), transparent); }
+"""
+
+
+def render_report(result: Result, artifact: Artifact) -> str:
+    """One self-contained HTML page."""
+    model, device = artifact.manifest.model, result.device
+    test = max(v.samples for v in result.variants)
+    figures = [_speed_figure(result), _drift_figure(result)]
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(model.name)} · T3C report</title><style>{STYLE}</style></head><body>",
+            f"<h1>{escape(model.name)}</h1>",
+            f'<p class="soft">One artifact of {artifact.size_on_disk() / 1e6:.2f} MB, '
+            f"{len(artifact.manifest.profiles)} profiles. Measured at batch 1 on "
+            f"{escape(device.cpu)}, {escape(device.engine)} {escape(device.engine_version)}, "
+            f"{device.threads} threads, all variants in turns in one process; accuracy and drift "
+            f"on {test} test samples.</p>",
+            f'<div class="charts">{"".join(figures)}</div>',
+            "<h2>Variants</h2>",
+            _variant_table(result),
+            "<h2>Layers: rank and bits per profile</h2>",
+            '<p class="soft">Rank, then bits; the shade is the share of the layer\'s full '
+            "size that is stored for the profile. “dense” is full rank.</p>",
+            _layer_table(artifact),
+            "</body></html>",
+        ]
+    )
+
+
+def _speed_figure(result: Result) -> str:
+    ours = [v for v in result.variants if v.name.startswith("t3c-")]
+    others = [v for v in result.variants if v not in ours]
+    rated = [v for v in result.variants if v.accuracy is not None]
+    if not rated:
+        return ""
+    series = [
+        Series("T3C profiles", "t3c", [_speed_point(v) for v in ours], line=True),
+        *(
+            Series(
+                v.name, "full" if v.name == "full" else "other", [_speed_point(v)],
+                shape="diamond" if v.name == "full" else "square",
+            )
+            for v in others
+        ),
+    ]  # fmt: skip
+    x = Axis.around("p50 latency, ms (bar: 95% interval)", [v.latency_ms.p50 for v in rated], 0.0)
+    y = Axis.around("accuracy", [v.accuracy for v in rated if v.accuracy is not None])
+    return _figure("Accuracy against latency", chart("Accuracy against latency", x, y, series), series)
+
+
+def _speed_point(variant: Variant) -> Point:
+    label = variant.name.removeprefix("t3c-")
+    assert variant.accuracy is not None
+    return Point(variant.latency_ms.p50, variant.accuracy, label, variant.latency_ms.ci95)
+
+
+def _drift_figure(result: Result) -> str:
+    ours = [v for v in result.variants if v.drift.epsilon is not None]
+    if not ours:
+        return ""
+    kinds = (
+        ("epsilon: the guarantee", "bound", "diamond", [v.drift.epsilon for v in ours]),
+        ("first order: the estimate", "estimate", "square", [v.drift.first_order for v in ours]),
+        ("observed mean", "t3c", "circle", [v.drift.mean for v in ours]),
+    )
+    series = [
+        Series(name, style, [Point(i, v) for i, v in enumerate(values) if v is not None], True, shape)
+        for name, style, shape, values in kinds
+    ]
+    values = [p.y for s in series for p in s.points]
+    names = [(i, v.name.removeprefix("t3c-")) for i, v in enumerate(ours)]
+    x = Axis("profile", -0.4, len(ours) - 0.6, names)
+    y = Axis.around("drift relative to the output", values, 0.0)
+    return _figure("Drift against certificate", chart("Drift against certificate", x, y, series), series)
+
+
+def _figure(caption: str, drawing: str, series: list[Series]) -> str:
+    return f"<figure><figcaption>{caption}</figcaption>{drawing}{legend(series)}</figure>"
+
+
+def _variant_table(result: Result) -> str:
+    base = next((v for v in result.variants if v.name == "ptq8"), result.variants[0])
+    head = (
+        "variant", "accuracy", "p50 ms", "p90 ms", f"p50 / {base.name}", "size MB",
+        f"size / {base.name}", "MFLOP", "mean drift", "epsilon", "coverage",
+    )  # fmt: skip
+    rows = [
+        (
+            v.name,
+            _number(v.accuracy, ".3f"),
+            f"{v.latency_ms.p50:.3f}",
+            f"{v.latency_ms.p90:.3f}",
+            f"{v.latency_ms.p50 / base.latency_ms.p50:.2f}",
+            f"{v.size_bytes / 1e6:.3f}",
+            f"{v.size_bytes / base.size_bytes:.2f}",
+            _number(v.flops and v.flops / 1e6, ".1f"),
+            _number(v.drift.mean, ".4f"),
+            _number(v.drift.epsilon, ".4f"),
+            _number(v.drift.coverage, ".3f"),
+        )
+        for v in result.variants
+    ]
+    return _table(head, [[f"<td>{escape(cell)}</td>" for cell in row] for row in rows])
+
+
+def _layer_table(artifact: Artifact) -> str:
+    manifest = artifact.manifest
+    rows = []
+    for entry in manifest.layers:
+        spec = entry.spec
+        cells = [f"<td>{escape(spec.name)}</td>", f"<td>{'x'.join(map(str, spec.dense_shape))}</td>"]
+        for profile in manifest.profiles:
+            point = profile.points[spec.name]
+            share = point.rank / spec.full_rank * point.bits / 8
+            rank = "dense" if spec.stored_dense(point) else f"rank {point.rank}"
+            cells.append(f'<td class="cell" style="--share:{share:.3f}">{rank}, {point.bits} b</td>')
+        rows.append(cells)
+    return _table(("layer", "weight", *(p.name for p in manifest.profiles)), rows)
+
+
+def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

@@ -1,0 +1,76 @@
+"""Files as inputs: arrays, and pictures where the artifact says how to read them."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from t3c.artifact.manifest import ModelEntry
+from t3c.errors import DataError
+from t3c.runtime.engines.protocol import Array
+from t3c.spec import ImageSpec
+
+
+def read_input(path: Path, model: ModelEntry) -> Any:
+    """What a runtime takes, from an .npy, .npz or picture file; one sample gets a batch axis."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    if path.suffix == ".npz":
+        given = read_arrays(path)
+        if len(model.inputs) == 1 and len(given) == 1:
+            given = {model.inputs[0].name: next(iter(given.values()))}
+        missing = [e.name for e in model.inputs if e.name not in given]
+        if missing:
+            raise DataError(f"{path}: no array {', '.join(missing)}: it holds {', '.join(given)}")
+        return {e.name: _batched(given[e.name], len(e.shape)) for e in model.inputs}
+    if len(model.inputs) != 1:
+        names = ", ".join(e.name for e in model.inputs)
+        raise DataError(f"{path}: the model has several inputs: give an .npz with {names}")
+    rank = len(model.inputs[0].shape)
+    if path.suffix == ".npy":
+        return _batched(_load(path), rank)
+    if model.image is None:
+        raise DataError(f"{path}: the artifact does not say how to read pictures: give an .npy")
+    return _batched(read_picture(path, model.image), rank)
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz file."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    loaded = _load(path)
+    if not hasattr(loaded, "files"):
+        raise DataError(f"{path}: not an .npz file")
+    try:
+        return {name: loaded[name] for name in loaded.files}
+    except (ValueError, zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path}: not readable: {error}") from error
+
+
+def read_picture(path: Path, spec: ImageSpec) -> Array:
+    """A picture as float32 (channels, height, width)."""
+    try:
+        with Image.open(path) as picture:
+            mode = "L" if len(spec.mean) == 1 else "RGB"
+            size = (spec.width, spec.height)
+            resized = picture.convert(mode).resize(size, Image.Resampling.BILINEAR)
+    except (UnidentifiedImageError, OSError) as error:
+        raise DataError(f"{path}: neither an array nor a picture: {error}") from error
+    values = np.asarray(resized, dtype=np.float32).reshape(spec.height, spec.width, -1) / 255
+    values = (values - np.float32(spec.mean)) / np.float32(spec.std)
+    return np.ascontiguousarray(values.transpose(2, 0, 1), dtype=np.float32)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path}: not readable: {error}") from error
+
+
+def _batched(array: Array, rank: int) -> Array:
+    return array[None] if array.ndim == rank - 1 else array
