@@ -251,7 +251,9 @@ def report(
     try:
         result = Result.model_validate_json(source.read_bytes())
     except ValidationError as error:
-        raise DataError(f"{source}: not a result of t3c bench --json: {error.errors()[0]['msg']}") from error
+        raise DataError(
+            f"{source}: not a result of t3c bench --json: {error.errors()[0]['msg']}"
+        ) from error
     page = out or artifact.parent / "report.html"
     _write_report(result, Artifact(artifact), page)
     Console().print(str(page), soft_wrap=True)
@@ -352,7 +354,9 @@ def _explain(runtime: Runtime, answer: Answer) -> list[dict[str, Any]]:
 
 
 def _print_variants(payload: dict[str, Any]) -> None:
-    table = Table("variant", "accuracy", "p50 ms", "p90 ms", "size MB", "mean drift", "epsilon", "coverage")
+    table = Table(
+        "variant", "accuracy", "p50 ms", "p90 ms", "size MB", "mean drift", "epsilon", "coverage"
+    )
     for v in payload["variants"]:
         drift = v["drift"]
         table.add_row(
@@ -380,7 +384,7 @@ def _print_json(payload: dict[str, Any]) -> None:
 
 
 def _cell(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+    return "-" if value is None else format(value, form)
 
 
 def _need(module: str, extra: str) -> None:

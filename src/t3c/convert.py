@@ -91,7 +91,7 @@ class Params:
 
 @dataclass(frozen=True)
 class Report:
-    """What `elasticize_` did. `error` is the relative difference it made to the example's output."""
+    """What `elasticize_` did; `error` is the relative difference to the example's output."""
 
     converted: tuple[LayerPlan, ...]
     skipped: tuple[tuple[str, str], ...]
@@ -269,7 +269,8 @@ def _ladder(spec: LayerSpec, config: ElasticConfig) -> tuple[int, ...]:
 def _elastic(plan: LayerPlan, module: nn.Module, moment: Tensor | None) -> nn.Module:
     spec = plan.spec
     weight, bias = module.weight, module.bias
-    assert isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
     stages: tuple[Tensor, ...]
     if spec.factorization is Factorization.TUCKER2:
         stages = tucker2_stages(weight, moment)

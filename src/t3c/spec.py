@@ -245,7 +245,7 @@ class LayerSpec:
         return self.stage_shapes(point.rank)
 
     def stored_dense(self, point: LayerPoint) -> bool:
-        """Whether the artifact keeps this point as one dense tensor: full rank is never factored."""
+        """Whether an artifact keeps this point as one dense tensor, as it does at full rank."""
         return self.factorization is Factorization.NONE or point.rank >= self.full_rank
 
     def strided_stage(self) -> int:

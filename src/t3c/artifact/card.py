@@ -18,8 +18,10 @@ def render_card(artifact: Artifact) -> str:
     lines = [
         f"# {model.name}",
         "",
-        f"A T3C artifact of {model.parameters:,} parameters in {len(manifest.layers)} elastic "
-        f"layers; {len(manifest.profiles)} profiles in {artifact.size_on_disk() / 1e6:.2f} MB.",
+        (
+            f"A T3C artifact of {model.parameters:,} parameters in {len(manifest.layers)} elastic "
+            f"layers; {len(manifest.profiles)} profiles in {artifact.size_on_disk() / 1e6:.2f} MB."
+        ),
         "",
         *(f"- input `{t.name}`: {t.dtype} {_shape(t.shape)}" for t in model.inputs),
         *(f"- output `{t.name}`: {t.dtype} {_shape(t.shape)}" for t in model.outputs),
@@ -29,7 +31,9 @@ def render_card(artifact: Artifact) -> str:
     ]
     tables = artifact.devices()
     for profile in manifest.profiles:
-        cells = [f"{t.profiles[profile.name].p50:.3f}" for t in tables if profile.name in t.profiles]
+        cells = [
+            f"{t.profiles[profile.name].p50:.3f}" for t in tables if profile.name in t.profiles
+        ]
         lines.append(f"| {profile.name} | {profile.size_bytes / 1e6:.3f} | {' | '.join(cells)} |")
     if ledger is not None:
         lines += [

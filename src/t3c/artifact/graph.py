@@ -18,10 +18,10 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from t3c.errors import ConvertError
 from t3c.nn.inputs import Inputs, call, tensors
+from t3c.nn.parametrized import WithParameters
 from t3c.spec import LayerSpec
 
 DOMAIN, OPSET = "t3c", 21
@@ -50,9 +50,7 @@ def trace(plain: nn.Module, example: Inputs, specs: Mapping[str, LayerSpec]) -> 
     _drop_unused(graph, constants, set(names))
     dense = {n: v.astype(np.float32) for n, v in constants.items() if v.dtype.kind == "f"}
     for name, value in dense.items():
-        graph.input.append(
-            helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape)
-        )
+        graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape))
     del graph.initializer[:]
     graph.initializer.extend(
         numpy_helper.from_array(v, n) for n, v in constants.items() if n not in dense
@@ -84,7 +82,7 @@ def to_onnx(plain: nn.Module, example: Inputs, layers: Sequence[str] = ()) -> on
             inputs: Inputs = tuple(args)
             if isinstance(example, Mapping):
                 inputs = dict(zip(names, args, strict=True))
-            return call(_WithParameters(self.plain, given), inputs)
+            return call(WithParameters(self.plain, given), inputs)
 
     batch = torch.export.Dim("batch")
     shapes = ([{0: batch} for _ in args], [None for _ in values])
@@ -108,16 +106,6 @@ def to_onnx(plain: nn.Module, example: Inputs, layers: Sequence[str] = ()) -> on
     for value in [*model.graph.input[: len(names)], model.graph.output[0]]:
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return model
-
-
-class _WithParameters(nn.Module):
-    def __init__(self, module: nn.Module, given: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.module, self.given = module, given
-
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        result: Tensor = functional_call(self.module, self.given, args, kwargs)
-        return result
 
 
 def _input_names(count: int) -> list[str]:
@@ -157,7 +145,9 @@ def _fold_norms(graph: onnx.GraphProto, constants: dict[str, Floats]) -> dict[st
         layer = makers.get(norm.input[0])
         if layer is None or layer.domain != DOMAIN or uses[norm.input[0]] != 1:
             continue
-        gamma, beta, mean, variance = (constants[name].astype(np.float64) for name in norm.input[1:5])
+        gamma, beta, mean, variance = (
+            constants[name].astype(np.float64) for name in norm.input[1:5]
+        )
         epsilon = next((a.f for a in norm.attribute if a.name == "epsilon"), 1e-5)
         factor = gamma / np.sqrt(variance + epsilon)
         before = constants[layer.input[1]] if len(layer.input) > 1 else 0.0

@@ -35,7 +35,9 @@ class StageCodes:
     views: Mapping[int, Floats]
 
 
-def pack_layer(entry: LayerEntry, dense: StageCodes | None, stages: Sequence[StageCodes]) -> Tensors:
+def pack_layer(
+    entry: LayerEntry, dense: StageCodes | None, stages: Sequence[StageCodes]
+) -> Tensors:
     """The tensors that store one layer; `dense` is None where no profile runs it at full rank."""
     tensors: Tensors = {}
     if dense is not None:
@@ -98,13 +100,13 @@ def _read_stage(
     codes: Codes = np.zeros(shapes[-1], dtype=np.uint8)
     for index, corner in enumerate(_corners(shapes)):
         count = sum(prod(codes[area].shape) for area in corner)
-        planes = file.get_slice(f"{name}/block{index}")[:bits]
+        planes = file.get_slice(f"{name}/block{index}")[:bits]  # type: ignore[no-untyped-call]
         flat = unpack_planes(planes, count)
         for area in corner:
             size = prod(codes[area].shape)
             codes[area] = flat[:size].reshape(codes[area].shape)
             flat = flat[size:]
-    scale = file.get_slice(f"{name}/scale{bits}")[: shapes[-1][0]]
+    scale = file.get_slice(f"{name}/scale{bits}")[: shapes[-1][0]]  # type: ignore[no-untyped-call]
     if scale.shape != (shapes[-1][0],) or scale.dtype != np.float32:
         raise CorruptError(f"{name}: scale of shape {scale.shape} for {shapes[-1][0]} rows")
     if not (np.isfinite(scale).all() and (scale > 0).all()):

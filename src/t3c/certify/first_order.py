@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp
+from torch.func import jvp
 
 from t3c.certify.drift import Array
 from t3c.nn.inputs import Inputs, call
+from t3c.nn.parametrized import WithParameters
 from t3c.nn.view import dense_copy
 from t3c.spec import Profile
 
@@ -26,21 +27,9 @@ def first_order_drift(
     tangent = {name: (there[name] - value).detach() for name, value in base.items()}
 
     def run(parameters: dict[str, Tensor]) -> Tensor:
-        return call(_Called(original, parameters), inputs)
+        return call(WithParameters(original, parameters), inputs)
 
     with torch.no_grad():
-        output, change = jvp(run, (base,), (tangent,))
+        output, change = jvp(run, (base,), (tangent,))  # type: ignore[misc]
     norm = output.flatten(1).double().norm(dim=1).clamp_min(1e-12)
     return np.asarray((change.flatten(1).double().norm(dim=1) / norm).numpy())
-
-
-class _Called(nn.Module):
-    """A module run with other parameters."""
-
-    def __init__(self, module: nn.Module, parameters: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.run = lambda *args, **kwargs: functional_call(module, parameters, args, kwargs)
-
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        result: Tensor = self.run(*args, **kwargs)
-        return result

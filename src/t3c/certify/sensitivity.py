@@ -46,7 +46,9 @@ class LayerSensitivity:
         return float((squared / self.output_norm.square()).mean())
 
 
-def layer_sensitivities(model: nn.Module, inputs: Inputs, seed: int = 0) -> dict[str, LayerSensitivity]:
+def layer_sensitivities(
+    model: nn.Module, inputs: Inputs, seed: int = 0
+) -> dict[str, LayerSensitivity]:
     """The sensitivity of every elastic layer, around the full view, at the given samples."""
     layers = elastic_layers(model)
     taken: dict[str, tuple[Tensor, Tensor]] = {}

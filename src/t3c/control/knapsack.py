@@ -7,6 +7,7 @@ allocation stands above the one before.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def allocations(chains: Mapping[str, Sequence[Option]]) -> list[Allocation]:
     hulls = {name: _hull(options) for name, options in chains.items()}
     steps = []
     for name, hull in hulls.items():
-        for below, above in zip(hull, hull[1:], strict=False):
+        for below, above in itertools.pairwise(hull):
             gain = (below.squared_drift - above.squared_drift) / (above.cost - below.cost)
             steps.append((-gain, name, below, above))
     steps.sort(key=lambda step: (step[0], step[1], step[2].cost))

@@ -98,7 +98,7 @@ def bench(
     checks: int = 1000,
     say: Callable[[str], object] = lambda message: None,
 ) -> Result:
-    """Measure `against` and every profile: accuracy and drift on the test data, then time in turns."""
+    """Measure `against` and every profile: accuracy and drift on test data, time in turns."""
     engine = runtime.engine
     if not isinstance(engine, OpenVINO):
         raise EngineError(f"baselines run on openvino: a comparison on {engine.name} is not like")
@@ -189,7 +189,7 @@ def _flops(runtime: Runtime, name: str) -> int:
 
 
 def _params(runtime: Runtime, name: str) -> int:
-    """Weights that are stored to run it, elastic layers as their point needs, others as they are."""
+    """Weights stored to run it: elastic layers as their point needs, others as they are."""
     profile, _ = _executed(runtime, name)
     specs = runtime.artifact.manifest.specs
     dense = sum(math.prod(spec.dense_shape) for spec in specs.values())

@@ -20,7 +20,7 @@ from t3c.spec import Budget
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
 
-EPOCHS, STEPS, SEED = 6, 110, 3407
+EPOCHS, STEPS, SEED = 6, 150, 3407
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     train_digits(model, digits, EPOCHS, SEED, lambda s, n, _: watch("training", s, n))
     write_files(out, model, digits)
     say("making it elastic, with factors that suit its own activations")
-    batches = list(zip(digits.train[0].split(64), digits.train[1].split(64), strict=True))
-    report = elasticize_(model, digits.train[0][:2], calibration=batches)
+    report = elasticize_(model, digits.train[0][:2], calibration=digits.loader(64))
     p = report.params
     say(
         f"{p.rank_elastic:,} parameters rank-elastic, {p.bit_elastic:,} elastic in bits only, "

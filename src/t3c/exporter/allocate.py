@@ -1,4 +1,4 @@
-"""Profiles for a device: what each layer point drifts, weighs and takes, and the knapsack over it."""
+"""Profiles for a device: what each layer point drifts, weighs and takes, and the knapsack."""
 
 from __future__ import annotations
 

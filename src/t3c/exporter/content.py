@@ -41,7 +41,7 @@ def write(
     image: ImageSpec | None,
     classes: tuple[str, ...] | None,
 ) -> Artifact:
-    """Write the content twice: without ranges to observe them on the compressed model, then whole."""
+    """Write the content twice: a draft, to observe ranges on the compressed model, then whole."""
     state = state_of(model)
     layers = elastic_layers(model)
     specs = {name: layer.spec for name, layer in layers.items()}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from t3c.artifact.devices import DeviceTable, Ledger, LayerTiming, forms_key
+from t3c.artifact.devices import DeviceTable, LayerTiming, Ledger, forms_key
 from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import simultaneous_bounds
 from t3c.certify.drift import absolute_drift, relative_drift
@@ -70,7 +70,7 @@ def check_parity(model: nn.Module, runtime: Runtime, samples: Inputs) -> list[Pa
         stored = _difference(session_outputs(stored_session, samples), wanted)
         if not stored <= STORED_TOLERANCE:
             raise EngineError(
-                f"profile {profile.name!r}: the stored weights differ from the model by {stored:.3g}"
+                f"profile {profile.name!r}: stored weights differ from the model's by {stored:.3g}"
             )
         reference = session_outputs(TorchSession(runtime.graph(profile)), samples)
         engine = _difference(session_outputs(runtime.session(profile.name), samples), reference)

@@ -36,7 +36,7 @@ class ExportConfig:
 
     engine: str = "openvino"
     threads: int | None = None
-    worst_drift: float = 0.5
+    worst_drift: float = 0.3
     size_weight: float = 0.5
     delta: float = 0.05
     rounds: int = 200

@@ -30,5 +30,5 @@ def tucker2_stages(weight: Tensor, moment: Tensor | None = None) -> tuple[Tensor
 def _basis(unfolded: tl.ndarray) -> Tensor:
     """All left singular vectors (m, m) of a matrix (m, n), by its Gram matrix, largest first."""
     matrix = torch.from_numpy(unfolded)
-    _, vectors = torch.linalg.eigh(matrix @ matrix.T)
+    vectors: Tensor = torch.linalg.eigh(matrix @ matrix.T).eigenvectors
     return vectors.flip(1)

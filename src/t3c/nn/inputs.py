@@ -87,4 +87,6 @@ def _as_inputs(value: Any) -> Inputs:
         return value
     if isinstance(value, (tuple, list)) and value and all(isinstance(v, Tensor) for v in value):
         return tuple(value)
-    raise DataError(f"inputs are a tensor, a tuple or a dict of tensors, got {type(value).__name__}")
+    raise DataError(
+        f"inputs are a tensor, a tuple or a dict of tensors, got {type(value).__name__}"
+    )

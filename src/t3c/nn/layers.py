@@ -33,7 +33,7 @@ class ElasticLayer(nn.Module):
         self.stage_gains = nn.ParameterList([nn.Parameter(fit_gains(stage)) for stage in stored])
 
     def stored_stages(self) -> list[Tensor]:
-        """The stages up to `cap`, which is what an artifact keeps; none if elastic in bits alone."""
+        """The stages up to `cap`, which an artifact keeps; none if elastic in bits alone."""
         if len(self.stages) == 1:
             return []
         return prefix(list(self.stages), self.spec.stage_shapes(self.cap))

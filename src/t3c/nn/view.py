@@ -42,7 +42,7 @@ def at(model: nn.Module, profile: Profile | None) -> Iterator[nn.Module]:
 
 @torch.no_grad()
 def dense_copy(model: nn.Module, profile: Profile | None = None) -> nn.Module:
-    """A plain copy without elastic layers, each weight composed at the profile (None: full float)."""
+    """A plain copy without elastic layers, weights composed at the profile (None: full float)."""
     plain = copy.deepcopy(model)
     for name, layer in elastic_layers(plain).items():
         weight = layer.weight_at(None if profile is None else profile.points[name])

@@ -11,7 +11,7 @@ VIEWS = tuple(range(MIN_BITS, MAX_BITS + 1))  # each view has a scale of its own
 
 
 def row_scale(weight: Tensor) -> Tensor:
-    """The 8-bit scale of each row (rows,) of `weight` (rows, ...): its largest magnitude over 127."""
+    """The code scale (rows,) of `weight` (rows, ...): a row's largest magnitude over 127."""
     return weight.detach().flatten(1).abs().amax(dim=1).clamp_min(1e-12) / 127
 
 
@@ -39,14 +39,15 @@ def fit_gains(weight: Tensor) -> Tensor:
 
 def view_scale(weight: Tensor, gains: Tensor, bits: int) -> Tensor:
     """The scale (rows,) of the `bits`-bit view; differentiable in `gains`."""
-    return row_scale(weight) * 2 ** (MAX_BITS - bits) * gains[VIEWS.index(bits)].exp()
+    nominal: Tensor = row_scale(weight) * 2 ** (MAX_BITS - bits)
+    return nominal * gains[VIEWS.index(bits)].exp()
 
 
 def fake_quantize(weight: Tensor, gains: Tensor, bits: int) -> Tensor:
     """The `bits`-bit view of `weight` (rows, ...), as a float tensor.
 
     The rounding passes gradients straight through to the weight; the row scale covers the largest
-    weight, so nothing is clipped. The gradient of a view's scale is exact: the view is linear in it.
+    weight, so nothing is clipped. A view is linear in its scale, whose gradient is exact.
     """
     scale = view_scale(weight, gains, bits).reshape(-1, *([1] * (weight.dim() - 1)))
     rounded = midpoints(weight, row_scale(weight), bits) * scale

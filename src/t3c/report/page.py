@@ -19,7 +19,8 @@ body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem 4rem; background:
   color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2.25rem 0 .5rem; }
 p { max-width: 46rem; } .soft { color: var(--soft); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1.25rem; }
+.charts { display: grid; gap: 1.25rem;
+  grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); }
 figure { margin: 0; padding: 1rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; }
 figcaption { font-weight: 600; margin-bottom: .25rem; }
@@ -28,7 +29,8 @@ svg { width: 100%; height: auto; display: block; }
 text { fill: var(--ink); font: 13px system-ui, sans-serif; } .tick, .title { fill: var(--soft); }
 .end { text-anchor: end; } .mid { text-anchor: middle; }
 .t3c { fill: var(--t3c); stroke: var(--t3c); } .other { fill: var(--other); stroke: var(--other); }
-.full { fill: var(--full); stroke: var(--full); } .bound { fill: var(--bound); stroke: var(--bound); }
+.full { fill: var(--full); stroke: var(--full); }
+.bound { fill: var(--bound); stroke: var(--bound); }
 .estimate { fill: var(--estimate); stroke: var(--estimate); }
 .line { fill: none; stroke-width: 2; opacity: .5; } .span { stroke-width: 2; opacity: .6; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: .25rem 1rem; margin: .25rem 0 0;
@@ -55,17 +57,21 @@ def render_report(result: Result, artifact: Artifact) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(model.name)} · T3C report</title><style>{STYLE}</style></head><body>",
             f"<h1>{escape(model.name)}</h1>",
-            f'<p class="soft">One artifact of {artifact.size_on_disk() / 1e6:.2f} MB, '
-            f"{len(artifact.manifest.profiles)} profiles. Measured at batch 1 on "
-            f"{escape(device.cpu)}, {escape(device.engine)} {escape(device.engine_version)}, "
-            f"{device.threads} threads, all variants in turns in one process; accuracy and drift "
-            f"on {test} test samples.</p>",
+            (
+                f'<p class="soft">One artifact of {artifact.size_on_disk() / 1e6:.2f} MB, '
+                f"{len(artifact.manifest.profiles)} profiles. Measured at batch 1 on "
+                f"{escape(device.cpu)}, {escape(device.engine)} {escape(device.engine_version)}, "
+                f"{device.threads} threads, all variants in turns in one process; accuracy and "
+                f"drift on {test} test samples.</p>"
+            ),
             f'<div class="charts">{"".join(figures)}</div>',
             "<h2>Variants</h2>",
             _variant_table(result),
             "<h2>Layers: rank and bits per profile</h2>",
-            '<p class="soft">Rank, then bits; the shade is the share of the layer\'s full '
-            "size that is stored for the profile. “dense” is full rank.</p>",
+            (
+                '<p class="soft">Rank, then bits; the shade is the share of the layer\'s full '
+                "size that is stored for the profile. “dense” is full rank.</p>"
+            ),
             _layer_table(artifact),
             "</body></html>",
         ]
@@ -90,7 +96,9 @@ def _speed_figure(result: Result) -> str:
     ]  # fmt: skip
     x = Axis.around("p50 latency, ms (bar: 95% interval)", [v.latency_ms.p50 for v in rated], 0.0)
     y = Axis.around("accuracy", [v.accuracy for v in rated if v.accuracy is not None])
-    return _figure("Accuracy against latency", chart("Accuracy against latency", x, y, series), series)
+    return _figure(
+        "Accuracy against latency", chart("Accuracy against latency", x, y, series), series
+    )
 
 
 def _speed_point(variant: Variant) -> Point:
@@ -109,14 +117,18 @@ def _drift_figure(result: Result) -> str:
         ("observed mean", "t3c", "circle", [v.drift.mean for v in ours]),
     )
     series = [
-        Series(name, style, [Point(i, v) for i, v in enumerate(values) if v is not None], True, shape)
+        Series(
+            name, style, [Point(i, v) for i, v in enumerate(values) if v is not None], True, shape
+        )
         for name, style, shape, values in kinds
     ]
     values = [p.y for s in series for p in s.points]
     names = [(i, v.name.removeprefix("t3c-")) for i, v in enumerate(ours)]
     x = Axis("profile", -0.4, len(ours) - 0.6, names)
     y = Axis.around("drift relative to the output", values, 0.0)
-    return _figure("Drift against certificate", chart("Drift against certificate", x, y, series), series)
+    return _figure(
+        "Drift against certificate", chart("Drift against certificate", x, y, series), series
+    )
 
 
 def _figure(caption: str, drawing: str, series: list[Series]) -> str:
@@ -153,12 +165,17 @@ def _layer_table(artifact: Artifact) -> str:
     rows = []
     for entry in manifest.layers:
         spec = entry.spec
-        cells = [f"<td>{escape(spec.name)}</td>", f"<td>{'x'.join(map(str, spec.dense_shape))}</td>"]
+        cells = [
+            f"<td>{escape(spec.name)}</td>",
+            f"<td>{'x'.join(map(str, spec.dense_shape))}</td>",
+        ]
         for profile in manifest.profiles:
             point = profile.points[spec.name]
             share = point.rank / spec.full_rank * point.bits / 8
             rank = "dense" if spec.stored_dense(point) else f"rank {point.rank}"
-            cells.append(f'<td class="cell" style="--share:{share:.3f}">{rank}, {point.bits} b</td>')
+            cells.append(
+                f'<td class="cell" style="--share:{share:.3f}">{rank}, {point.bits} b</td>'
+            )
         rows.append(cells)
     return _table(("layer", "weight", *(p.name for p in manifest.profiles)), rows)
 
@@ -166,8 +183,9 @@ def _layer_table(artifact: Artifact) -> str:
 def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'
 
 
 def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+    return "-" if value is None else format(value, form)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ class Builder:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, npt.NDArray[np.generic]] = {}
 
-    def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
+    def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(kind, list(inputs), [output], output, **attributes))
         return output
 
@@ -88,9 +89,7 @@ class Builder:
             group=spec.groups,
         )  # fmt: skip
 
-    def _weight(
-        self, name: str, integers: npt.NDArray[np.int8], scale: Floats, axis: int
-    ) -> str:
+    def _weight(self, name: str, integers: npt.NDArray[np.int8], scale: Floats, axis: int) -> str:
         codes = self.constant(f"{name}/weight", np.ascontiguousarray(integers))
         args = [codes, self.constant(f"{name}/weight_scale", scale)]
         return self.node("DequantizeLinear", args, f"{name}/weight_float", axis=axis)
@@ -109,8 +108,8 @@ class Builder:
 def activation_grid(low: float, high: float) -> tuple[Floats, npt.NDArray[np.generic]]:
     """Scale and zero point: unsigned for tensors that are never negative, else symmetric."""
     if low >= 0:
-        return np.float32(max(high, 1e-8) / 255).reshape(()), np.zeros((), dtype=np.uint8)
-    return np.float32(max(-low, high, 1e-8) / 127).reshape(()), np.zeros((), dtype=np.int8)
+        return np.array(max(high, 1e-8) / 255, np.float32), np.zeros((), dtype=np.uint8)
+    return np.array(max(-low, high, 1e-8) / 127, np.float32), np.zeros((), dtype=np.int8)
 
 
 def assemble(
@@ -140,7 +139,9 @@ def assemble(
         inputs = [rounded.get(name, name) for name in node.input]
         if node.domain == ELASTIC:
             if node.name not in artifact.entries:
-                raise CorruptError(f"{artifact.path}: the graph names an unknown layer {node.name!r}")
+                raise CorruptError(
+                    f"{artifact.path}: the graph names an unknown layer {node.name!r}"
+                )
             spec = artifact.entries[node.name].spec
             stages = execution_stages(
                 spec, artifact.stages(node.name, profile.points[node.name]),
@@ -174,10 +175,14 @@ def quantize_rows(weight: Floats) -> Stage:
     return np.rint(weight / _rows(scale, weight.ndim)).astype(np.int8), scale
 
 
-def synthetic_layer(spec: LayerSpec, point: LayerPoint, form: Form, seed: int = 0) -> onnx.ModelProto:
+def synthetic_layer(
+    spec: LayerSpec, point: LayerPoint, form: Form, seed: int = 0
+) -> onnx.ModelProto:
     """A graph of one layer alone, with random weights: for timing it."""
     rng = np.random.default_rng(seed)
-    builder = Builder(dict.fromkeys(["x", "y", *(f"{spec.name}/stage{i}" for i in range(3))], (-1, 1)))
+    builder = Builder(
+        dict.fromkeys(["x", "y", *(f"{spec.name}/stage{i}" for i in range(3))], (-1, 1))
+    )
     stages: list[Stage] = [
         (rng.integers(-127, 128, shape, dtype=np.int8), np.full(shape[0], 1e-3, dtype=np.float32))
         for shape in spec.executed_shapes(point, form)
@@ -209,5 +214,5 @@ def _compose(
     if before.ndim == 2:
         return np.asarray(after @ before)
     if after.shape[2:] == (1, 1):
-        return np.einsum("ma,anhw->mnhw", after[:, :, 0, 0], before, optimize=True)
-    return np.einsum("mahw,an->mnhw", after, before[:, :, 0, 0], optimize=True)
+        return np.asarray(np.einsum("ma,anhw->mnhw", after[:, :, 0, 0], before, optimize=True))
+    return np.asarray(np.einsum("mahw,an->mnhw", after, before[:, :, 0, 0], optimize=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -50,8 +51,7 @@ def audit(runtime: Runtime, budgets: int, rounds: int = 100, seed: int = 0) -> A
         over += _misses(runtime, tight, live, speed or 1.0)
     names = [profile.name for profile in runtime.chain]
     order = sum(
-        live[above].ci95[1] < live[below].ci95[0]
-        for below, above in zip(names, names[1:], strict=False)
+        live[above].ci95[1] < live[below].ci95[0] for below, above in itertools.pairwise(names)
     )
     return Audit(budgets, monotone, over, order, speed)
 
@@ -83,7 +83,9 @@ def draw_pairs(runtime: Runtime, count: int, seed: int) -> list[tuple[Budget, Bu
     for index in range(count):
         most = 1e-3 if index % 2 else 0.5
         tight = Budget(limit(latencies), limit(sizes))
-        loose = Budget(*(_loosened(value, rng, most) for value in (tight.latency_ms, tight.size_mb)))
+        loose = Budget(
+            *(_loosened(value, rng, most) for value in (tight.latency_ms, tight.size_mb))
+        )
         pairs.append((tight, loose))
     return pairs
 

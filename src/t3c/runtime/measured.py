@@ -74,11 +74,10 @@ def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor() or platform.machine()
-    fields = dict(
-        (part.strip() for part in line.split(":", 1))
-        for line in info.read_text().splitlines()
-        if ":" in line
-    )
+    fields: dict[str, str] = {}
+    for line in info.read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
     flags = fields.get("flags", "").split()
     kernels = [f for f in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8") if f in flags]
     return " ".join([fields.get("model name", platform.machine()), *kernels])

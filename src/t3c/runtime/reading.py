@@ -61,7 +61,8 @@ def read_picture(path: Path, spec: ImageSpec) -> Array:
     except (UnidentifiedImageError, OSError) as error:
         raise DataError(f"{path}: neither an array nor a picture: {error}") from error
     values = np.asarray(resized, dtype=np.float32).reshape(spec.height, spec.width, -1) / 255
-    values = (values - np.float32(spec.mean)) / np.float32(spec.std)
+    mean, std = (np.asarray(v, dtype=np.float32) for v in (spec.mean, spec.std))
+    values = (values - mean) / std
     return np.ascontiguousarray(values.transpose(2, 0, 1), dtype=np.float32)
 
 

@@ -118,7 +118,9 @@ class Runtime:
         values = self.artifact.dense()[f"ranges/{profile}"]
         names = self.artifact.manifest.model.quantized
         known = np.isfinite(values).all(axis=1)
-        return {n: (float(v[0]), float(v[1])) for n, v, k in zip(names, values, known, strict=True) if k}
+        return {
+            n: (float(v[0]), float(v[1])) for n, v, k in zip(names, values, known, strict=True) if k
+        }
 
     def _named(self, profile: str) -> Choice:
         return Choice(self.chain[profile].name, "asked for by name")
@@ -197,8 +199,7 @@ def _checked(entry: TensorEntry, value: Any) -> Array:
     if not fits:
         shape = tuple("batch" if size is None else size for size in entry.shape)
         raise DataError(
-            f"input {entry.name!r}: shape {array.shape} does not fit "
-            f"({', '.join(map(str, shape))})"
+            f"input {entry.name!r}: shape {array.shape} does not fit ({', '.join(map(str, shape))})"
         )
     if array.size == 0:
         raise DataError(f"input {entry.name!r}: empty batch")

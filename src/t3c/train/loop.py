@@ -18,15 +18,17 @@ from t3c.nn.view import at, elastic_layers
 from t3c.spec import LayerPoint, Profile
 from t3c.train import objective
 
-TERMS = ("task", "distill", "budget")
+TERMS = ("task", "anchor", "distill", "budget")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long and how hard to train; `task`, `distill` and `budget` weigh the objective's terms.
+    """How long and how hard to train, and what each term of the objective weighs.
 
-    The task weighs little by default: the original is trained already, and what pulls the full
-    view away from it is drift at every profile.
+    `task` is the labels on the full view, `anchor` holds the full view at the original, `distill`
+    draws the sampled profile to it, `budget` pulls energy into the ranks the profile pays for. The
+    task weighs little: the original is trained already, and what moves the full view away from it
+    is drift at every profile.
     """
 
     steps: int = 2000
@@ -34,6 +36,7 @@ class TrainConfig:
     warmup: float = 0.1
     weight_decay: float = 0.01
     task: float = 0.1
+    anchor: float = 3.0
     distill: float = 1.0
     budget: float = 0.1
     clip_norm: float = 1.0
@@ -98,12 +101,11 @@ def fit(
                 compressed = call(model, inputs)
             terms = {
                 "task": objective.task(full, target),
-                "distill": objective.distill(full, teacher)
-                + objective.distill(compressed, teacher),
+                "anchor": objective.distill(full, teacher),
+                "distill": objective.distill(compressed, teacher),
                 "budget": objective.budget(layers, profile.points),
             }
-            weights = {"task": config.task, "distill": config.distill, "budget": config.budget}
-            loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+            loss = torch.stack([getattr(config, name) * terms[name] for name in TERMS]).sum()
             values = {name: float(term.detach()) for name, term in terms.items()}
             if not math.isfinite(float(loss.detach())):
                 raise TrainError(f"step {step}: the loss is not finite: {values}")

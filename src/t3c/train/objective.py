@@ -27,7 +27,8 @@ def distill(student: Tensor, teacher: Tensor) -> Tensor:
     log_p, log_q = (F.log_softmax(z.flatten(0, -2), dim=-1) for z in (teacher, student))
     kl = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
     change, size = (z.flatten(1).norm(dim=1) for z in (student - teacher, teacher))
-    return kl + (change / size.clamp_min(1e-12)).mean()
+    drift: Tensor = (change / size.clamp_min(1e-12)).mean()
+    return kl + drift
 
 
 def budget(layers: Mapping[str, ElasticLayer], points: Mapping[str, LayerPoint]) -> Tensor:

@@ -83,7 +83,12 @@ def _conv(a: Attributes, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tenso
     pads = a.get("pads", [0, 0, 0, 0])
     half = len(pads) // 2
     if pads[:half] != pads[half:]:
-        x = F.pad(x, [pads[2], pads[5], pads[1], pads[4]] if half == 3 else [pads[1], pads[3], pads[0], pads[2]])
+        x = F.pad(
+            x,
+            [pads[2], pads[5], pads[1], pads[4]]
+            if half == 3
+            else [pads[1], pads[3], pads[0], pads[2]],
+        )
         pads = [0] * len(pads)
     return F.conv2d(
         x, w, b, a.get("strides", 1), pads[:half], a.get("dilations", 1), a.get("group", 1)
@@ -92,7 +97,7 @@ def _conv(a: Attributes, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tenso
 
 def _gemm(a: Attributes, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     x = x.T if a.get("transA") else x
-    product = a.get("alpha", 1.0) * (x @ (w.T if a.get("transB") else w))
+    product: Tensor = a.get("alpha", 1.0) * (x @ (w.T if a.get("transB") else w))
     return product if b is None else product + a.get("beta", 1.0) * b
 
 
@@ -124,7 +129,9 @@ def _reshape(a: Attributes, x: Tensor, shape: Tensor) -> Tensor:
 def _max_pool(a: Attributes, x: Tensor) -> Tensor:
     pads = a.get("pads", [0, 0, 0, 0])
     x = F.pad(x, [pads[1], pads[3], pads[0], pads[2]], value=float("-inf"))
-    return F.max_pool2d(x, a["kernel_shape"], a.get("strides"), 0, ceil_mode=bool(a.get("ceil_mode", 0)))
+    return F.max_pool2d(
+        x, a["kernel_shape"], a.get("strides"), 0, ceil_mode=bool(a.get("ceil_mode", 0))
+    )
 
 
 def _layer_norm(a: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -132,7 +139,9 @@ def _layer_norm(a: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = 
     return F.layer_norm(x, shape, weight, bias, a.get("epsilon", 1e-5))
 
 
-def _batch_norm(a: Attributes, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+def _batch_norm(
+    a: Attributes, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor
+) -> Tensor:
     return F.batch_norm(x, mean, var, w, b, training=False, eps=a.get("epsilon", 1e-5))
 
 

@@ -1,0 +1,84 @@
+"""A small trained network and its artifact, made once; nothing here needs a download."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from t3c.artifact.folder import write_atomic
+from t3c.artifact.graph import to_onnx
+from t3c.convert import elasticize_
+from t3c.exporter import ExportConfig, Exported, export
+from t3c.train import TrainConfig, fit
+from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
+
+
+@dataclass(frozen=True)
+class Made:
+    """An exported small network with everything it came from."""
+
+    folder: Path
+    artifact: Path
+    model: nn.Module
+    digits: Digits
+    exported: Exported
+
+
+@pytest.fixture(scope="session")
+def digits() -> Digits:
+    return load_digits()
+
+
+@pytest.fixture(scope="session")
+def trained(digits: Digits) -> nn.Module:
+    """A narrow digits network after two epochs."""
+    torch.manual_seed(0)
+    model = DigitsNet((16, 32, 64))
+    train_digits(model, digits, epochs=2)
+    return model.requires_grad_(True)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.Module) -> Made:
+    """The network elasticized, trained a little and exported. Do not change it: copy it."""
+    import copy
+
+    folder = tmp_path_factory.mktemp("made")
+    model = copy.deepcopy(trained)
+    write_atomic(folder / "original.onnx", to_onnx(model, digits.train[0][:2]).SerializeToString())
+    elasticize_(model, digits.train[0][:2], calibration=digits.loader(64))
+    fit(model, digits.loader(32), TrainConfig(steps=20))
+    exported = export(
+        model, folder / "small.t3c", [digits.calibration], ExportConfig(rounds=30),
+        image=IMAGE, classes=CLASSES,
+    )  # fmt: skip
+    test, labels = (t.numpy() for t in digits.test)
+    np.savez(folder / "test.npz", x=test[:100], y=labels[:100])
+    np.savez(folder / "calibration.npz", x=digits.train[0][:64].numpy())
+    np.save(folder / "one.npy", test[0])
+    return Made(folder, folder / "small.t3c", model, digits, exported)
+
+
+@pytest.fixture
+def copied(made: Made, tmp_path: Path) -> Path:
+    """A copy of the artifact that a test may break."""
+    return Path(shutil.copytree(made.artifact, tmp_path / "copy.t3c"))
+
+
+@pytest.fixture
+def flip() -> Callable[[Path, int], None]:
+    """Change one bit of a file."""
+
+    def apply(path: Path, at: int) -> None:
+        raw = bytearray(path.read_bytes())
+        raw[at] ^= 0x10
+        path.write_bytes(bytes(raw))
+
+    return apply

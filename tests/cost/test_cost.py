@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t3c.cost.proxy import FEATURES, features, fit_proxy
+from t3c.cost.work import layer_work, stored_bytes
+from t3c.errors import SpecError
+from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile
+
+LINEAR = LayerSpec("fc", Kind.LINEAR, Factorization.SVD, 30, 20, in_size=(5, 1), out_size=(5, 1))
+CONV = LayerSpec(
+    "conv", Kind.CONV2D, Factorization.TUCKER2, 32, 16, (3, 3), stride=(2, 2), padding=(1, 1),
+    in_size=(8, 8), out_size=(4, 4),
+)  # fmt: skip
+
+
+def test_linear_work_is_that_of_the_paper() -> None:
+    dense = layer_work(LINEAR, LayerPoint(20, 8), Form.DENSE)
+    assert (dense.flops, dense.launches) == (2 * 30 * 20 * 5, 1)
+    low = layer_work(LINEAR, LayerPoint(4, 8), Form.FACTORED)
+    assert (low.flops, low.launches) == (2 * (20 + 30) * 4 * 5, 2)
+    assert layer_work(LINEAR, LayerPoint(4, 8), Form.DENSE).flops == dense.flops
+
+
+def test_tucker_work_counts_each_stage_at_its_own_size() -> None:
+    low = layer_work(CONV, LayerPoint(16, 8), Form.FACTORED)
+    r_out, r_in = CONV.channel_ranks(16)
+    assert (r_out, r_in) == (16, 8)
+    assert low.flops == 2 * (64 * 16 * 8 + 16 * 16 * 8 * 9 + 16 * 32 * 16)
+    assert low.launches == 3
+
+
+def test_stored_bytes_are_packed() -> None:
+    assert stored_bytes(LINEAR, LayerPoint(4, 4)) == (4 * 20 + 30 * 4) // 2 + 4 * (4 + 30)
+    assert stored_bytes(LINEAR, LayerPoint(20, 6)) == 30 * 20 * 6 // 8 + 4 * 30
+
+
+@given(st.integers(1, 29), st.integers(2, 7))
+def test_less_rank_or_bits_never_costs_more(rank: int, bits: int) -> None:
+    for spec in (LINEAR, CONV):
+        k = min(rank, spec.full_rank - 1)
+        small = layer_work(spec, LayerPoint(k, bits), Form.FACTORED)
+        if k + 1 < spec.full_rank:
+            assert small.flops <= layer_work(spec, LayerPoint(k + 1, bits), Form.FACTORED).flops
+        assert stored_bytes(spec, LayerPoint(k, bits)) < stored_bytes(spec, LayerPoint(k, bits + 1))
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_proxy_recovers_a_device_it_can_express(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth = rng.uniform(0.1, 2, len(FEATURES)) * (rng.random(len(FEATURES)) < 0.6)
+    truth[0] = 0.5
+    rows = [np.concatenate([[1.0], rng.uniform(0, 3, len(FEATURES) - 1)]) for _ in range(40)]
+    times = [float(row @ truth) for row in rows]
+    proxy = fit_proxy(rows[:30], times[:30], rows[30:], times[30:])
+    assert all(value >= 0 for value in proxy.coefficients.values())
+    assert proxy.mape is not None
+    assert proxy.mape < 1e-3
+    assert (proxy.fitted, proxy.held_out) == (30, 10)
+
+
+def test_proxy_says_nothing_of_what_it_was_not_tested_on() -> None:
+    specs = {"fc": LINEAR}
+    row = features(specs, Profile("p", {"fc": LayerPoint(4, 8)}), {"fc": Form.FACTORED})
+    proxy = fit_proxy([row], [2.0])
+    assert (proxy.r2, proxy.mape) == (None, None)
+    assert proxy.predict(row) == pytest.approx(2.0)
+    with pytest.raises(SpecError):
+        fit_proxy([], [])
