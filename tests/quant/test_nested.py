@@ -32,8 +32,9 @@ def test_a_view_needs_only_its_own_planes(code: np.ndarray, q: int) -> None:
 @given(codes)
 def test_views_are_nested(code: np.ndarray) -> None:
     for q in range(2, 8):
-        wide, narrow = unpack_planes(pack_planes(code)[: q + 1], len(code)), unpack_planes(
-            pack_planes(code)[:q], len(code)
+        wide, narrow = (
+            unpack_planes(pack_planes(code)[: q + 1], len(code)),
+            unpack_planes(pack_planes(code)[:q], len(code)),
         )
         mask = np.uint8((0xFF << (8 - q)) & 0xFF)
         np.testing.assert_array_equal(wide & mask, narrow)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, jvp
+
+from t3c.certify.drift import relative_drift
+from t3c.certify.first_order import first_order_drift
+from t3c.certify.sensitivity import layer_sensitivities
+from t3c.convert import elasticize_, state_of
+from t3c.errors import DataError
+from t3c.nn import at, elastic_layers
+from t3c.spec import LayerPoint, Profile
+
+
+def elastic(outputs: int = 6) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(8, 24, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(24 * 16, 48), nn.Tanh(),
+        nn.Linear(48, outputs),
+    )  # fmt: skip
+    x = torch.randn(12, 8, 4, 4)
+    elasticize_(model, x)
+    return model, x
+
+
+def moved(model: nn.Module, only: str | None = None, bits: int = 6) -> Profile:
+    """Everything at full rank in 8 bits, but one layer (or all) at low rank and bits."""
+    points = {}
+    for plan in state_of(model).plan.layers:
+        name = plan.spec.name
+        low = only is None or name == only
+        points[name] = LayerPoint(plan.cap if low else plan.ranks[-1], bits if low else 8)
+    return Profile("moved", points)
+
+
+def test_first_order_meets_the_drift_of_small_changes() -> None:
+    model, x = elastic()
+    profile = Profile("p", {n: LayerPoint(p.rank, 8) for n, p in moved(model).points.items()})
+    top = {p.spec.name: LayerPoint(p.ranks[-1], 8) for p in state_of(model).plan.layers}
+    with torch.no_grad(), at(model, Profile("top", top)):
+        observed = relative_drift(model(x), state_of(model).original(x))
+    estimate = first_order_drift(model, state_of(model).original, Profile("top", top), x)
+    np.testing.assert_allclose(estimate, observed, rtol=0.05)
+    larger = first_order_drift(model, state_of(model).original, profile, x)
+    assert larger.mean() > 3 * estimate.mean()
+
+
+@pytest.mark.parametrize("outputs", [6, 400])
+def test_layer_sensitivity_is_the_first_order_drift_of_that_layer_alone(outputs: int) -> None:
+    """Exactly for few outputs, by random probes for many."""
+    model, x = elastic(outputs)
+    sensitivities = layer_sensitivities(model, x)
+    state = state_of(model)
+    for plan in state.plan.layers:
+        name = plan.spec.name
+        point = moved(model, name).points[name]
+        got = sensitivities[name].squared_drift(point)
+        base = dict(state.original.named_parameters())
+        tangent = {n: torch.zeros_like(p) for n, p in base.items()}
+        layer = elastic_layers(model)[name]
+        tangent[f"{name}.weight"] = (layer.weight_at(point) - layer.weight_at(None)).detach()
+        z, change = jvp(lambda p: functional_call(state.original, p, x), (base,), (tangent,))
+        wanted = float((change.norm(dim=1) / z.norm(dim=1)).square().mean())
+        assert got == pytest.approx(wanted, rel=1e-3 if outputs == 6 else 0.35)
+
+
+def test_a_layer_that_runs_twice_is_refused() -> None:
+    layer = nn.Linear(64, 64)
+    model = nn.Sequential(layer, nn.Tanh(), layer)
+    elasticize_(model, torch.randn(2, 64))
+    shared = model[0]
+    model[2] = shared
+    with pytest.raises(DataError, match="layer '0' runs twice"):
+        layer_sensitivities(model, torch.randn(2, 64))

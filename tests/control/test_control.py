@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t3c.control.knapsack import allocations
+from t3c.control.menu import Option, chain, menu
+from t3c.control.profiles import NAMES, pick_profiles
+from t3c.errors import SpecError
+from t3c.spec import LayerPoint
+
+
+@st.composite
+def option_grids(draw: st.DrawFn) -> list[Option]:
+    """Costs and drifts of a grid of ranks and bits, noisy as measured ones are."""
+    ranks = draw(st.integers(1, 4))
+    grid = [LayerPoint(8 * (r + 1), q) for r in range(ranks) for q in (4, 6, 8)]
+    noise = st.floats(0.5, 1.5)
+    return [
+        Option(p, p.rank * p.bits * draw(noise), draw(noise) / (p.rank * p.bits) ** 2) for p in grid
+    ]
+
+
+@given(option_grids())
+def test_a_menu_is_a_chain_of_rising_cost_and_falling_drift(options: list[Option]) -> None:
+    found = chain(options)
+    assert len(menu(found)) == len(found)
+    costs, drifts = [o.cost for o in found], [o.squared_drift for o in found]
+    assert costs == sorted(set(costs))
+    assert drifts == sorted(set(drifts), reverse=True)
+    assert found[-1].point == options[-1].point
+
+
+@given(option_grids())
+@settings(max_examples=30, deadline=None)
+def test_no_chain_encloses_less(options: list[Option]) -> None:
+    def area(path: tuple[Option, ...]) -> float:
+        return sum((b.cost - a.cost) * a.squared_drift for a, b in itertools.pairwise(path))
+
+    found = chain(options)
+    top = options[-1]
+    inner = [o for o in options if o.cost < top.cost and o.squared_drift > top.squared_drift]
+    if len(inner) < len(options) - 1:
+        return
+    inner.sort(key=lambda o: (o.cost, o.squared_drift))
+    best = min(
+        area(path)
+        for size in range(len(inner))
+        for middle in itertools.combinations(inner[1:], size)
+        for path in [(inner[0], *middle, top)]
+        if all(
+            a.point <= b.point and a.cost < b.cost and a.squared_drift > b.squared_drift
+            for a, b in itertools.pairwise(path)
+        )
+    )
+    assert area(found) <= best * (1 + 1e-5) + 1e-12
+
+
+def test_options_without_a_top() -> None:
+    across = [Option(LayerPoint(8, 8), 1, 1), Option(LayerPoint(16, 4), 1, 1)]
+    with pytest.raises(SpecError, match="stands above all others"):
+        chain(across)
+    with pytest.raises(SpecError):
+        chain([])
+
+
+@given(st.lists(option_grids(), min_size=1, max_size=4))
+@settings(deadline=None)
+def test_allocations_are_nested_and_the_best_of_their_cost(grids: list[list[Option]]) -> None:
+    chains = {f"layer{i}": chain(grid) for i, grid in enumerate(grids)}
+    path = allocations(chains)
+    for below, above in itertools.pairwise(path):
+        assert all(below.points[n] <= above.points[n] for n in chains)
+        assert below.cost < above.cost
+        assert below.squared_drift > above.squared_drift
+    assert path[-1].points == {n: c[-1].point for n, c in chains.items()}
+    everything = [
+        (sum(o.cost for o in pick), sum(o.squared_drift for o in pick))
+        for pick in itertools.islice(itertools.product(*chains.values()), 3000)
+    ]
+    for allocation in path:
+        better = [
+            d
+            for c, d in everything
+            if c <= allocation.cost * (1 - 1e-9) and d < allocation.squared_drift * (1 - 1e-9)
+        ]
+        assert not better
+
+
+@given(st.lists(option_grids(), min_size=1, max_size=4), st.floats(1e-4, 1))
+@settings(deadline=None)
+def test_profiles_are_a_chain_that_ends_at_the_top(grids: list[list[Option]], worst: float) -> None:
+    path = allocations({f"layer{i}": chain(grid) for i, grid in enumerate(grids)})
+    profiles = pick_profiles(path, worst)
+    assert profiles.top.name == "max"
+    assert dict(profiles.top.points) == dict(path[-1].points)
+    assert [p.name for p in profiles] == list(NAMES[-len(profiles) :])
+    drift = {tuple(sorted((n, p.rank, p.bits) for n, p in a.points.items())): a.drift for a in path}
+    for profile in list(profiles)[:-1]:
+        key = tuple(sorted((n, p.rank, p.bits) for n, p in profile.points.items()))
+        assert drift[key] <= worst
