@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Made
+from torch import Tensor, nn
+
+import t3c
+from t3c.artifact.reader import Artifact
+from t3c.convert import elasticize_, state_of
+from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
+from t3c.exporter import ExportConfig, export
+from t3c.exporter.export import split
+from t3c.spec import Form
+
+
+def test_every_profile_was_measured_and_certified(made: Made) -> None:
+    exported = made.exported
+    names = [p.name for p in exported.profiles]
+    assert list(exported.table.profiles) == names
+    assert [c.profile for c in exported.ledger.entries] == names
+    assert all(p.stored < 1e-3 and p.engine < 0.1 for p in exported.parity)
+    proxy = exported.table.proxy
+    assert proxy is not None
+    assert proxy.held_out == 5
+    assert exported.table.energy == "unavailable"
+
+
+def test_forms_are_the_faster_ones(made: Made) -> None:
+    table, artifact = made.exported.table, Artifact(made.artifact)
+    timed = {(t.layer, t.rank): t.ms for t in table.layers}
+    seen = set()
+    for profile in artifact.manifest.chain:
+        for name, form in table.forms(artifact.manifest.specs, profile.points).items():
+            point = profile.points[name]
+            seen.add(form)
+            if artifact.entries[name].spec.stored_dense(point):
+                assert form is Form.DENSE
+            else:
+                assert timed[name, point.rank][form] == min(timed[name, point.rank].values())
+    assert Form.DENSE in seen
+
+
+def test_slices_are_disjoint_and_seeded() -> None:
+    x = torch.arange(120.0)[:, None]
+    config = ExportConfig()
+    parts = split(x, config)
+    values = [set(part[:, 0].tolist()) for part in (parts.quantizer, parts.scaling, parts.scores)]
+    assert sum(map(len, values)) == len(set.union(*values)) == 120
+    assert torch.equal(split(x, config).scores, parts.scores)
+    with pytest.raises(DataError, match="too few for delta=0.05: at least 30 are needed"):
+        split(x[:20], config)
+    split(x[:30], config)
+
+
+class Transformer(nn.Module):
+    """A block of attention and MLP: linear layers over tokens, two inputs."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.norm(x + y)
+        mixed = torch.softmax(self.q(h) @ self.k(h).transpose(1, 2) / 8, -1) @ self.v(h)
+        h = h + self.o(mixed)
+        h = h + self.down(nn.functional.gelu(self.up(h)))
+        logits: Tensor = self.head(h.mean(1))
+        return logits
+
+
+def test_linear_layers_over_tokens_and_several_inputs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Transformer().eval()
+    x, y = torch.randn(90, 12, 64), torch.randn(90, 12, 64)
+    elasticize_(model, (x[:2], y[:2]))
+    config = ExportConfig(rounds=5, worst_drift=1.0, delta=0.1)
+    export(model, tmp_path / "t.t3c", [((x, y), torch.zeros(90))], config)
+    rt = t3c.load(tmp_path / "t.t3c")
+    assert [entry.name for entry in rt.inputs] == ["input0", "input1"]
+    original = state_of(model).original(x[:4], y[:4]).detach().numpy()
+    a, b = x[:4].numpy(), y[:4].numpy()
+    out = rt((a, b))
+    assert np.linalg.norm(out - original) < 0.1 * np.linalg.norm(original)
+    np.testing.assert_array_equal(out, rt({"input0": a, "input1": b}))
+
+
+def test_exports_that_cannot_be(made: Made, tmp_path: Path) -> None:
+    path = tmp_path / "a.t3c"
+    digits = made.digits
+    with pytest.raises(ConvertError, match="not elastic"):
+        export(nn.Linear(2, 2), path, [digits.calibration])
+    with pytest.raises(DataError, match="empty"):
+        export(made.model, path, [])
+    bad = digits.calibration[0].clone()
+    bad[3, 0, 0, 0] = float("inf")
+    with pytest.raises(DataError, match="NaN or infinite"):
+        export(made.model, path, [bad])
+    with pytest.raises(EngineError, match="unknown engine"):
+        export(made.model, path, [digits.calibration], ExportConfig(engine="abacus"))
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ArtifactError, match="cannot be written"):
+        export(made.model, tmp_path / "file" / "a.t3c", [digits.calibration])
+    assert not path.exists()
+    for wrong in ({"delta": 0.0}, {"size_weight": 1.0}, {"worst_drift": 0.0}, {"rounds": 0}):
+        with pytest.raises(SpecError):
+            ExportConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_export_that_fails_leaves_the_artifact_that_was_there(
+    made: Made, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Artifact(copied).content
+    broken = copy.deepcopy(made.model)
+
+    def explode(*_: object, **__: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("t3c.exporter.evidence.certify", explode)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        export(broken, copied, [made.digits.calibration], ExportConfig(rounds=2))
+    assert Artifact(copied).content == before
+    assert [p.name for p in copied.parent.iterdir()] == [copied.name]

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import Made
+from onnx import TensorProto, helper
+
+import t3c
+from t3c.artifact.reader import Artifact
+from t3c.certify.drift import relative_drift
+from t3c.errors import DataError, EngineError, SpecError
+from t3c.nn import at
+from t3c.runtime.assemble import activation_grid, assemble
+from t3c.runtime.audit import audit
+from t3c.runtime.engines import ENGINES, open_engine
+from t3c.runtime.engines.torch import TorchSession
+from t3c.runtime.runtime import Runtime, load
+from t3c.spec import Budget, Form
+
+
+@pytest.fixture(scope="module")
+def rt(made: Made) -> Runtime:
+    return load(made.artifact)
+
+
+def samples(made: Made, count: int = 24) -> np.ndarray:
+    return made.digits.test[0][:count].numpy()
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_engines_run_the_same_profile_and_agree(made: Made, engine: str) -> None:
+    """Each profile on each engine against torch: int8 throughout, so within rounding of codes."""
+    runtime, x = load(made.artifact, engine), samples(made)
+    for profile in runtime.chain:
+        graph = runtime.graph(profile)
+        reference = TorchSession(graph).run([x])[0]
+        np.testing.assert_allclose(
+            np.linalg.norm(runtime(x, profile=profile.name) - reference),
+            0,
+            atol=0.02 * np.linalg.norm(reference),
+        )
+
+
+def test_stored_weights_alone_are_the_torch_view(made: Made) -> None:
+    artifact, x = Artifact(made.artifact), samples(made)
+    for profile in artifact.manifest.chain:
+        with torch.no_grad(), at(made.model, profile):
+            wanted = made.model(torch.from_numpy(x)).numpy()
+        for form in Form:
+            forms = dict.fromkeys(profile.points, form)
+            got = TorchSession(assemble(artifact, profile, forms, ranges=None)).run([x])[0]
+            worst = relative_drift(got, wanted).max()
+            assert worst < (1e-3 if form is Form.FACTORED else 0.05)
+
+
+def test_graphs_are_int8_qdq_that_onnx_accepts(rt: Runtime) -> None:
+    for profile in rt.chain:
+        graph = rt.graph(profile)
+        onnx.checker.check_model(graph, full_check=True)
+        assert graph.opset_import[0].version == 21
+        kinds = {i.name: i.data_type for i in graph.graph.initializer}
+        makers = {name: node for node in graph.graph.node for name in node.output}
+        float_input = {"input"} if "stem" not in profile.points else set()
+        products = [
+            n
+            for n in graph.graph.node
+            if n.op_type in ("Conv", "MatMul") and n.input[0] not in float_input
+        ]
+        assert len(products) >= len(profile.points)
+        for node in products:
+            assert makers[node.input[0]].op_type == "DequantizeLinear"
+            assert makers[node.input[1]].op_type == "DequantizeLinear"
+            assert kinds[makers[node.input[1]].input[0]] == TensorProto.INT8
+
+
+def test_budgets_choose_and_certificates_come_along(made: Made, rt: Runtime) -> None:
+    x = samples(made, 1)
+    fastest = rt.candidates[0].latency_ms
+    assert fastest is not None
+    y = rt(x, budget=Budget(size_mb=rt.candidates[1].size_mb))
+    assert rt.profile == rt.candidates[1].profile
+    assert rt.certificate is not None
+    assert rt.certificate.profile == rt.profile
+    np.testing.assert_array_equal(y, rt(x, profile=rt.candidates[1].profile))
+    rt(x)
+    assert rt.profile == "max"
+    answer = rt.answer(x, Budget(latency_ms=fastest / 100))
+    assert answer.profile == rt.candidates[0].profile
+    assert "no profile meets the limits" in answer.warnings[0]
+
+
+def test_certificates_hold_on_data_nobody_saw(made: Made, rt: Runtime) -> None:
+    x = made.digits.test[0]
+    with torch.no_grad():
+        original = t3c.convert.state_of(made.model).original(x).numpy()
+    for profile in rt.chain:
+        drift = relative_drift(rt(x.numpy(), profile=profile.name), original)
+        certificate = rt.certificates[profile.name]
+        assert (drift <= certificate.epsilon).mean() >= 0.92
+        assert certificate.mean == pytest.approx(drift.mean(), rel=0.2)
+    bounds = [rt.certificates[p.name].epsilon for p in rt.chain]
+    assert bounds == sorted(bounds, reverse=True)
+
+
+def test_batches_of_any_size(made: Made, rt: Runtime) -> None:
+    x = samples(made, 7)
+    together = rt(x)
+    alone = np.concatenate([rt(x[i : i + 1]) for i in range(7)])
+    np.testing.assert_allclose(together, alone, rtol=1e-3, atol=1e-3)
+
+
+def test_threads_get_their_own_answers(made: Made, rt: Runtime) -> None:
+    x = samples(made, 8)
+    names = [p.name for p in rt.chain]
+    wanted = {(n, i): rt(x[i : i + 1], profile=n) for n in names for i in range(8)}
+
+    def ask(job: tuple[str, int]) -> bool:
+        name, index = job
+        y = rt(x[index : index + 1], profile=name)
+        return rt.profile == name and np.array_equal(y, wanted[name, index])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(ask, [job for job in wanted for _ in range(5)]))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.zeros((1, 1, 8, 8), np.float32), r"shape \(1, 1, 8, 8\) does not fit"),
+        (np.zeros((1, 32, 32), np.float32), "does not fit"),
+        (np.zeros((0, 1, 32, 32), np.float32), "empty batch"),
+        (np.full((1, 1, 32, 32), np.nan, np.float32), "NaN"),
+        (np.zeros((1, 1, 32, 32), complex), "dtype complex128"),
+        (np.full((1, 1, 32, 32), "x"), "dtype <U1"),
+        ((np.zeros((1, 1, 32, 32)),) * 2, "1 inputs are needed, got 2"),
+        ({"other": np.zeros((1, 1, 32, 32))}, "inputs must be input"),
+        ([[1.0], [1.0, 2.0]], "not an array"),
+    ],
+)
+def test_bad_inputs(rt: Runtime, bad: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        rt(bad)
+
+
+def test_unknown_engines_and_profiles(made: Made, rt: Runtime) -> None:
+    with pytest.raises(EngineError, match="unknown engine 'abacus': there are onnxruntime, openvi"):
+        load(made.artifact, "abacus")
+    with pytest.raises(EngineError, match="threads must be at least 1"):
+        open_engine("openvino", 0)
+    with pytest.raises(SpecError, match="no profile 'huge'"):
+        rt(samples(made, 1), profile="huge")
+    with pytest.raises(SpecError, match="not both"):
+        rt(samples(made, 1), Budget(latency_ms=1), profile="max")
+
+
+def test_a_device_that_was_not_calibrated_says_so(made: Made, copied: Path) -> None:
+    other = load(made.artifact, "onnxruntime")
+    assert not other.certificates
+    answer = other.answer(samples(made, 1), Budget(latency_ms=1e6))
+    assert answer.certificate is None
+    assert any("was not calibrated" in warning for warning in answer.warnings)
+    shutil.rmtree(copied / "devices")
+    bare = load(copied)
+    answer = bare.answer(samples(made, 1), Budget(latency_ms=1e6))
+    assert "latency not measured on this device" in answer.warnings[0]
+
+
+def test_the_audit_finds_no_violation_and_would_find_one(made: Made) -> None:
+    runtime = load(made.artifact)
+    found = audit(runtime, 200, rounds=20)
+    assert found.monotone_violations == 0
+    assert found.speed is not None
+    runtime.candidates = runtime.candidates[::-1]
+    assert audit(runtime, 200, rounds=5).monotone_violations > 0
+
+
+def test_the_reference_engine_refuses_what_it_does_not_know() -> None:
+    node = helper.make_node("Loop", ["x"], ["y"])
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([node], "g", [value], [value])
+    with pytest.raises(EngineError, match="no operation Loop"):
+        TorchSession(helper.make_model(graph))
+
+
+def test_activation_grids_cover_their_range() -> None:
+    scale, zero = activation_grid(0.0, 5.1)
+    assert (zero.dtype, float(scale) * 255) == (np.uint8, pytest.approx(5.1))
+    scale, zero = activation_grid(-3.0, 1.0)
+    assert (zero.dtype, float(scale) * 127) == (np.int8, pytest.approx(3.0))
+    assert float(activation_grid(0.0, 0.0)[0]) > 0

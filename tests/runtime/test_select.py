@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t3c.runtime.select import Candidate, select
+from t3c.spec import Budget
+
+CHAIN = [
+    Candidate("tiny", 1.0, 1.0, None, 0.4),
+    Candidate("med", 2.0, 2.0, None, 0.2),
+    Candidate("max", 3.0, 4.0, None, 0.05),
+]
+
+
+def chosen(**limits: float) -> str:
+    return select(CHAIN, Budget(**limits)).profile
+
+
+def test_with_limits_the_least_drift_that_meets_them() -> None:
+    assert chosen(latency_ms=2.5) == "med"
+    assert chosen(latency_ms=9) == "max"
+    assert chosen(latency_ms=9, size_mb=1.5) == "tiny"
+    assert chosen(latency_ms=2) == "med"
+
+
+def test_with_a_cap_alone_the_fastest_within_it() -> None:
+    assert chosen(drift=0.3) == "med"
+    assert chosen(drift=0.9) == "tiny"
+    found = select(CHAIN, Budget(drift=0.01))
+    assert found.profile == "max"
+    assert "over the cap" in found.warnings[0]
+
+
+def test_with_both_the_limits_rule_and_the_cap_warns() -> None:
+    assert not select(CHAIN, Budget(latency_ms=2.5, drift=0.3)).warnings
+    found = select(CHAIN, Budget(latency_ms=1.5, drift=0.3))
+    assert found.profile == "tiny"
+    assert "tiny may drift up to 0.4, over the cap 0.3" in found.warnings
+
+
+def test_when_nothing_fits() -> None:
+    found = select(CHAIN, Budget(latency_ms=0.5))
+    assert (found.profile, len(found.warnings)) == ("tiny", 1)
+    found = select(CHAIN, Budget(energy_mj=5))
+    assert "energy not measured on this device" in found.warnings[0]
+    assert select(CHAIN, Budget()).profile == "max"
+
+
+def test_where_nothing_is_certified() -> None:
+    bare = [Candidate(c.profile, c.latency_ms, c.size_mb, None, None) for c in CHAIN]
+    assert select(bare, Budget(latency_ms=2.5)).profile == "med"
+    found = select(bare, Budget(drift=0.9))
+    assert found.profile == "max"
+    assert "not certified here" in found.warnings[0]
+
+
+rising = st.lists(st.floats(0.1, 10), min_size=1, max_size=6)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[Candidate]:
+    """Candidates whose size rises and whose drift falls along the chain; times as measured."""
+    count = draw(st.integers(1, 6))
+    columns = [
+        sorted(draw(st.lists(st.floats(0.1, 10), min_size=count, max_size=count))) for _ in range(2)
+    ]
+    times = draw(st.lists(st.floats(0.1, 10), min_size=count, max_size=count))
+    return [
+        Candidate(str(i), times[i], columns[0][i], None, columns[1][count - 1 - i])
+        for i in range(count)
+    ]
+
+
+@given(chains(), st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 5), st.floats(0, 5))
+def test_more_budget_never_drifts_more(
+    chain: list[Candidate], latency: float, size: float, more: float, room: float
+) -> None:
+    tight, loose = Budget(latency, size), Budget(latency + more, size + room)
+    if not any(c.meets(tight) for c in chain):
+        return
+    a, b = (select(chain, budget).profile for budget in (tight, loose))
+    drift = {c.profile: c.drift for c in chain}
+    assert drift[b] <= drift[a]
+    assert next(c for c in chain if c.profile == a).meets(tight)
+
+
+@pytest.mark.parametrize("cap", [0.05, 0.2, 0.4])
+def test_a_kept_cap_is_kept(cap: float) -> None:
+    found = next(c for c in CHAIN if c.profile == chosen(drift=cap))
+    assert found.drift is not None
+    assert found.drift <= cap

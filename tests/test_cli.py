@@ -1,0 +1,163 @@
+"""The command line as a stranger types it: exit codes, one JSON object, one line of error."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Made
+from PIL import Image
+
+from t3c.artifact.manifest import DENSE, FACTORS, MANIFEST
+
+
+def t3c(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from t3c.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def ok(*arguments: object) -> dict:
+    done = t3c(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    return json.loads(done.stdout)
+
+
+def refused(message: str, *arguments: object) -> None:
+    done = t3c(*arguments)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert re.fullmatch(rf"error: [^\n]*{message}[^\n]*\n", done.stderr), done.stderr
+
+
+def test_inspect(made: Made) -> None:
+    summary = ok("inspect", made.artifact, "--verify")
+    assert summary["verified"] is True
+    assert [p["name"] for p in summary["profiles"]][-1] == "max"
+    assert all(0 < p["epsilon"] for p in summary["profiles"])
+    shown = t3c("inspect", made.artifact)
+    assert shown.returncode == 0
+    assert "max" in shown.stdout
+
+
+def test_run_takes_pictures_and_arrays(made: Made, tmp_path: Path) -> None:
+    x = made.digits.test[0][0, 0].numpy()
+    pixels = ((x * 0.35 + 0.3).clip(0, 1) * 255).round().astype(np.uint8)
+    Image.fromarray(pixels).convert("RGB").save(tmp_path / "digit.png")
+    np.savez(tmp_path / "one.npz", anything=x[None])
+    answers = [
+        ok("run", made.artifact, "--input", path, "--latency-ms", 1000, "--explain")
+        for path in (made.folder / "one.npy", tmp_path / "digit.png", tmp_path / "one.npz")
+    ]
+    for answer in answers:
+        assert answer["profile"] == "max"
+        assert answer["certificate"]["epsilon"] > 0
+        assert "for 95% of inputs" in answer["guarantee"]
+        assert [row["chosen"] for row in answer["explain"]].count(True) == 1
+    classes = [answer["answers"][0]["classes"] for answer in answers]
+    assert classes[0] == classes[2]
+    assert classes[0][0]["class"] == classes[1][0]["class"]
+    assert classes[0][0]["probability"] == pytest.approx(classes[1][0]["probability"], abs=0.05)
+    text = t3c("run", made.artifact, "--input", made.folder / "one.npy", "--size-mb", 0.0001)
+    assert text.returncode == 0
+    assert "warning: no profile meets the limits" in " ".join(text.stdout.split())
+
+
+def test_bench_and_report(made: Made, tmp_path: Path) -> None:
+    done = t3c("bench", made.artifact, "--rounds", 20, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    names = [v["name"] for v in result["variants"]]
+    profiles = [f"t3c-{p.name}" for p in made.exported.profiles]
+    assert names == ["full", "ptq8", *profiles]
+    keys = {
+        "name", "method", "accuracy", "samples", "latency_ms", "size_bytes", "params", "flops",
+        "drift",
+    }  # fmt: skip
+    for variant in result["variants"]:
+        assert set(variant) == keys
+        assert set(variant["latency_ms"]) >= {"p50", "p90", "p99", "ci95"}
+        assert set(variant["drift"]) == {
+            "mean", "spectral", "first_order", "epsilon", "worst_case", "coverage",
+        }  # fmt: skip
+        assert variant["samples"] == 100
+    assert result["variants"][0]["drift"]["mean"] == 0
+    assert result["variants"][1]["drift"]["mean"] < 0.2
+    assert result["variants"][1]["accuracy"] >= result["variants"][0]["accuracy"] - 0.05
+    assert result["monotone"] == {"checked": 1000, "violations": 0}
+    (tmp_path / "bench.json").write_text(done.stdout)
+    page = tmp_path / "page.html"
+    shown = t3c("report", made.artifact, "--bench", tmp_path / "bench.json", "--out", page)
+    assert shown.returncode == 0, shown.stderr
+    html = page.read_text()
+    assert not re.search(r"(src|href)=|url\(|@import|<script", html)
+    for text in [*names, "blocks.2.conv2", "Drift against certificate"]:
+        assert text.removeprefix("t3c-") in html
+
+
+def test_audit(made: Made) -> None:
+    done = t3c("audit", made.artifact, "--budgets", 100, "--json")
+    found = json.loads(done.stdout)
+    assert found["budgets"] == 100
+    assert found["monotone_violations"] == 0
+    assert done.returncode == (1 if found["budget_violations"] else 0)
+
+
+def test_bad_artifacts(made: Made, copied: Path, flip: Callable[[Path, int], None]) -> None:
+    one = made.folder / "one.npy"
+    refused("nowhere: no such artifact folder", "inspect", "nowhere")
+    refused("no such artifact folder", "run", "nowhere", "--input", one)
+    flip(copied / FACTORS, 2000)
+    refused("factors.safetensors: its hash", "inspect", copied, "--verify")
+    refused("factors.safetensors: its hash", "run", copied, "--input", one)
+    flip(copied / FACTORS, 2000)
+    raw = (copied / DENSE).read_bytes()
+    (copied / DENSE).write_bytes(raw[:-8])
+    refused("dense.safetensors: .* bytes, the manifest says", "inspect", copied)
+    (copied / DENSE).write_bytes(raw)
+    text = (copied / MANIFEST).read_text()
+    (copied / MANIFEST).write_text(text.replace('"schema_version":1', '"schema_version":7'))
+    refused("schema_version 7 is not one this t3c reads", "inspect", copied)
+
+
+def test_bad_requests(made: Made, tmp_path: Path) -> None:
+    one, artifact = made.folder / "one.npy", made.artifact
+    refused("latency_ms must be positive", "run", artifact, "--input", one, "--latency-ms", -1)
+    refused(
+        "drift must be positive and finite, got nan",
+        "run",
+        artifact,
+        "--input",
+        one,
+        "--drift",
+        "nan",
+    )
+    refused("unknown engine 'abacus'", "run", artifact, "--input", one, "--engine", "abacus")
+    refused("no such file", "run", artifact, "--input", tmp_path / "missing.npy")
+    np.save(tmp_path / "wrong.npy", np.zeros((3, 5), np.float32))
+    refused(
+        r"shape \(3, 5\) does not fit \(batch, 1, 32, 32\)",
+        "run",
+        artifact,
+        "--input",
+        tmp_path / "wrong.npy",
+    )
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    refused("not readable", "run", artifact, "--input", tmp_path / "objects.npy")
+    (tmp_path / "text.png").write_text("not a picture")
+    refused("neither an array nor a picture", "run", artifact, "--input", tmp_path / "text.png")
+    (tmp_path / "short.npz").write_bytes(b"PK\x03\x04")
+    refused("not readable", "run", artifact, "--input", tmp_path / "short.npz")
+    refused("budgets", "audit", artifact, "--budgets", 0)
+    refused("unknown baseline magic", "bench", artifact, "--against", "magic")
+    refused("no such file", "bench", artifact, "--data", tmp_path / "none.npz")
+    refused("no such file", "report", artifact, "--bench", tmp_path / "none.json")
+    refused("[Nn]o such option", "inspect", artifact, "--colour")
+    refused("[Mm]issing", "run", artifact)
+    refused("[Nn]o such command", "fly")
