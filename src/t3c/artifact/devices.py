@@ -14,12 +14,17 @@ from t3c.spec import Certificate, Form, Latency, LayerPoint, LayerSpec
 
 
 class Device(Record):
-    """A machine, an engine and a number of threads."""
+    """A machine, an engine and a number of threads.
+
+    `weight_bits` is how wide weights may be for the engine's int8 kernels to be exact on this
+    machine: 7 where pairs of products are summed in 16 bits, which saturate, else 8.
+    """
 
     cpu: str
     engine: str
     engine_version: str
     threads: int
+    weight_bits: int
 
     @property
     def key(self) -> str:
@@ -80,7 +85,7 @@ def choose_forms(
     return forms
 
 
-def forms_key(forms: Mapping[str, Form]) -> str:
+def forms_key(forms: Mapping[str, Form], weight_bits: int) -> str:
     """A short name of what an engine executes, for a certificate to be keyed by."""
-    text = ";".join(f"{name}={forms[name]}" for name in sorted(forms))
+    text = ";".join([f"{name}={forms[name]}" for name in sorted(forms)] + [f"{weight_bits} bits"])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

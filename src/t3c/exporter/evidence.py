@@ -29,7 +29,7 @@ from t3c.runtime.runtime import Runtime
 from t3c.spec import Certificate, Profile
 
 MIXTURES, HELD_OUT = 14, 5
-STORED_TOLERANCE, ENGINE_TOLERANCE = 1e-3, 0.1
+STORED_TOLERANCE, ENGINE_TOLERANCE = 1e-3, 0.02
 ASSUMPTION = (
     "a new sample is exchangeable with the certificate samples; the bound holds for all profiles "
     "of the artifact at once, on this engine executing these forms"
@@ -102,7 +102,10 @@ def calibrate(
     everything = [*chain, *mixtures]
     forms = {p.name: empty.forms(specs, p.points) for p in everything}
     sessions = {
-        p.name: engine.compile(assemble(artifact, p, forms[p.name], ranges)) for p in everything
+        p.name: engine.compile(
+            assemble(artifact, p, forms[p.name], ranges, empty.device.weight_bits)
+        )
+        for p in everything
     }
     one = [value.numpy() for value in tensors(select(samples, slice(0, 1)))]
     measured = time_sessions(sessions, one, rounds)
@@ -145,7 +148,7 @@ def certify(
         Certificate(
             profile=profile.name,
             engine=runtime.engine.name,
-            forms=forms_key(runtime.forms[profile.name]),
+            forms=forms_key(runtime.forms[profile.name], runtime.device.weight_bits),
             delta=delta,
             samples=len(rel[1]),
             mean=float(rel[1][:, index].mean()),

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats
 from t3c.errors import CorruptError
-from t3c.spec import Form, Kind, LayerPoint, LayerSpec, Profile
+from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
 
 OPSET, IR_VERSION = 21, 10
 ELASTIC = "t3c"
@@ -117,6 +117,7 @@ def assemble(
     profile: Profile,
     forms: Mapping[str, Form],
     ranges: Ranges | None,
+    weight_bits: int = MAX_BITS,
 ) -> onnx.ModelProto:
     """The engine graph of a profile; without ranges its activations stay float."""
     topology = artifact.graph()
@@ -143,10 +144,8 @@ def assemble(
                     f"{artifact.path}: the graph names an unknown layer {node.name!r}"
                 )
             spec = artifact.entries[node.name].spec
-            stages = execution_stages(
-                spec, artifact.stages(node.name, profile.points[node.name]),
-                forms[node.name],
-            )  # fmt: skip
+            stored = artifact.stages(node.name, profile.points[node.name])
+            stages = execution_stages(stored, forms[node.name], weight_bits)
             bias = inputs[1] if len(inputs) > 1 else None
             builder.layer(spec, stages, inputs[0], bias, node.output[0])
         else:
@@ -160,12 +159,20 @@ def assemble(
     return builder.model(model_inputs, graph.output)
 
 
-def execution_stages(spec: LayerSpec, stored: list[Stage], form: Form) -> list[Stage]:
+def execution_stages(stored: list[Stage], form: Form, weight_bits: int) -> list[Stage]:
     """The stages an engine multiplies by: as stored, or recomposed to one dense weight."""
-    if form is Form.FACTORED or len(stored) == 1:
-        return stored
-    weights = [w.astype(np.float64) * _rows(s, w.ndim) for w, s in stored]
-    return [quantize_rows(reduce(_compose, weights).astype(np.float32))]
+    if form is Form.DENSE and len(stored) > 1:
+        weights = [w.astype(np.float64) * _rows(s, w.ndim) for w, s in stored]
+        stored = [quantize_rows(reduce(_compose, weights).astype(np.float32))]
+    return [_narrowed(stage, weight_bits) for stage in stored]
+
+
+def _narrowed(stage: Stage, weight_bits: int) -> Stage:
+    """A stage whose integers fit `weight_bits`, with a coarser grid if it takes one."""
+    weight, scale = stage
+    if weight_bits == MAX_BITS or int(np.abs(weight.astype(np.int16)).max()) <= 64:
+        return stage
+    return np.rint(weight / 2).astype(np.int8), scale * np.float32(2)
 
 
 def quantize_rows(weight: Floats) -> Stage:

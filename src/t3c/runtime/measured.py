@@ -16,6 +16,7 @@ from t3c.runtime.engines.protocol import Array
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec
 
 ROUNDS = 40
+DOT_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 
 def describe(engine: Engine) -> Device:
@@ -25,6 +26,7 @@ def describe(engine: Engine) -> Device:
         engine=engine.name,
         engine_version=engine.version,
         threads=engine.threads,
+        weight_bits=_exact_weight_bits(engine),
     )
 
 
@@ -71,13 +73,25 @@ def _point(rank: int) -> LayerPoint:
 
 def _cpu_name() -> str:
     """The processor, with the vector instructions that decide between int8 kernels."""
+    fields = _cpu_fields()
+    flags = fields.get("flags", "").split()
+    kernels = [flag for flag in ("avx2", "avx512f", *DOT_PRODUCTS) if flag in flags]
+    return " ".join([fields.get("model name", platform.machine()), *kernels])
+
+
+def _exact_weight_bits(engine: Engine) -> int:
+    """8, but for x86 without dot-product instructions 7: its int8 kernels add u8 x s8 products in
+    pairs in 16 bits, which 255 x 127 x 2 overflows and 255 x 64 x 2 does not."""
+    flags = _cpu_fields().get("flags", "").split()
+    if engine.name == "torch" or "avx2" not in flags:
+        return 8
+    return 8 if any(flag in flags for flag in DOT_PRODUCTS) else 7
+
+
+def _cpu_fields() -> dict[str, str]:
     info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor() or platform.machine()
     fields: dict[str, str] = {}
-    for line in info.read_text().splitlines():
+    for line in info.read_text().splitlines() if info.exists() else []:
         name, _, value = line.partition(":")
         fields[name.strip()] = value.strip()
-    flags = fields.get("flags", "").split()
-    kernels = [f for f in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8") if f in flags]
-    return " ".join([fields.get("model name", platform.machine()), *kernels])
+    return fields

@@ -111,7 +111,8 @@ class Runtime:
     def graph(self, profile: Profile) -> onnx.ModelProto:
         """The graph the engine runs for a profile of the artifact."""
         ranges = self.ranges(profile.name)
-        return assemble(self.artifact, profile, self.forms[profile.name], ranges)
+        forms, bits = self.forms[profile.name], self.device.weight_bits
+        return assemble(self.artifact, profile, forms, ranges, bits)
 
     def ranges(self, profile: str) -> dict[str, tuple[float, float]]:
         """The activation ranges a profile was calibrated with."""
@@ -159,7 +160,8 @@ class Runtime:
 
     def _find_certificates(self) -> dict[str, Certificate]:
         ledger = self.artifact.ledger()
-        keys = {name: forms_key(forms) for name, forms in self.forms.items()}
+        bits = self.device.weight_bits
+        keys = {name: forms_key(forms, bits) for name, forms in self.forms.items()}
         return {
             entry.profile: entry
             for entry in (ledger.entries if ledger else ())
