@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Made
 from PIL import Image
 
+from conftest import Made
 from t3c.artifact.manifest import DENSE, FACTORS, MANIFEST
 
 
@@ -40,7 +40,7 @@ def test_inspect(made: Made) -> None:
     summary = ok("inspect", made.artifact, "--verify")
     assert summary["verified"] is True
     assert [p["name"] for p in summary["profiles"]][-1] == "max"
-    assert all(0 < p["epsilon"] for p in summary["profiles"])
+    assert all(p["epsilon"] > 0 for p in summary["profiles"])
     shown = t3c("inspect", made.artifact)
     assert shown.returncode == 0
     assert "max" in shown.stdout
@@ -106,7 +106,7 @@ def test_audit(made: Made) -> None:
     found = json.loads(done.stdout)
     assert found["budgets"] == 100
     assert found["monotone_violations"] == 0
-    assert done.returncode == (1 if found["budget_violations"] else 0)
+    assert done.returncode == 0
 
 
 def test_bad_artifacts(made: Made, copied: Path, flip: Callable[[Path, int], None]) -> None:

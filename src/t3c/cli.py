@@ -351,9 +351,9 @@ def _explain(runtime: Runtime, answer: Answer) -> list[dict[str, Any]]:
 
 
 def _print_variants(payload: dict[str, Any]) -> None:
-    table = Table(
-        "variant", "accuracy", "p50 ms", "p90 ms", "size MB", "mean drift", "epsilon", "coverage"
-    )
+    table = Table()
+    for title in ("variant", "accuracy", "p50 ms", "p90 ms", "MB", "drift", "epsilon", "covered"):
+        table.add_column(title, no_wrap=True, justify="left" if title == "variant" else "right")
     for v in payload["variants"]:
         drift = v["drift"]
         table.add_row(

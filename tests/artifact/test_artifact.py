@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Made
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conftest import Made
 from t3c.artifact import folder
 from t3c.artifact.folder import recover, staged, write_atomic
 from t3c.artifact.manifest import CONTENT, DENSE, FACTORS, GRAPH, MANIFEST, LayerEntry
@@ -190,11 +190,16 @@ def test_a_failed_write_leaves_the_old_folder_whole(tmp_path: Path) -> None:
     final = tmp_path / "a.t3c"
     with staged(final) as staging:
         fill(staging, "old")
-    with pytest.raises(ZeroDivisionError), staged(final) as staging:
-        fill(staging, "new")
-        raise ZeroDivisionError
-    with pytest.raises(ArtifactError, match="No space left"), staged(final) as staging:
-        raise OSError(28, "No space left on device")
+
+    def fail(error: Exception) -> None:
+        with staged(final) as staging:
+            fill(staging, "new")
+            raise error
+
+    with pytest.raises(ZeroDivisionError):
+        fail(ZeroDivisionError())
+    with pytest.raises(ArtifactError, match="No space left"):
+        fail(OSError(28, "No space left on device"))
     assert (final / MANIFEST).read_text() == "old"
     with staged(final) as staging:
         fill(staging, "new")

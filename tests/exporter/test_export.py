@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Made
 from torch import Tensor, nn
 
 import t3c
+from conftest import Made
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_, state_of
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
@@ -52,7 +52,7 @@ def test_slices_are_disjoint_and_seeded() -> None:
     values = [set(part[:, 0].tolist()) for part in (parts.quantizer, parts.scaling, parts.scores)]
     assert sum(map(len, values)) == len(set.union(*values)) == 120
     assert torch.equal(split(x, config).scores, parts.scores)
-    with pytest.raises(DataError, match="too few for delta=0.05: at least 30 are needed"):
+    with pytest.raises(DataError, match=r"too few for delta=0\.05: at least 30 are needed"):
         split(x[:20], config)
     split(x[:30], config)
 

@@ -26,13 +26,22 @@ def profile(model: nn.Module, index: int, bits: int) -> Profile:
 def test_a_view_lasts_as_long_as_its_block(model: nn.Module) -> None:
     x = torch.randn(2, 16, 8, 8)
     full = model(x)
-    with pytest.raises(RuntimeError, match="inside"), at(model, profile(model, 0, 4)):
+    with at(model, profile(model, 0, 4)):
         assert not torch.allclose(model(x), full, rtol=1e-2)
         with at(model, None):
             torch.testing.assert_close(model(x), full)
         assert not torch.allclose(model(x), full, rtol=1e-2)
-        raise RuntimeError("inside")
     torch.testing.assert_close(model(x), full)
+
+
+def test_a_view_ends_when_its_block_fails(model: nn.Module) -> None:
+    def fail() -> None:
+        with at(model, profile(model, 0, 4)):
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail()
+    assert all(layer.point is None for layer in elastic_layers(model).values())
 
 
 def test_a_profile_of_another_model_is_refused(model: nn.Module) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -76,7 +78,7 @@ def test_more_bits_are_closer() -> None:
     weight = torch.randn(16, 200, generator=torch.Generator().manual_seed(0))
     gains = fit_gains(weight)
     errors = [float((fake_quantize(weight, gains, q) - weight).norm()) for q in range(2, 9)]
-    assert all(above < 0.6 * below for below, above in zip(errors, errors[1:], strict=False))
+    assert all(above < 0.6 * below for below, above in itertools.pairwise(errors))
 
 
 def test_gradients_pass_straight_to_weights_and_exactly_to_scales() -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import Made
 from onnx import TensorProto, helper
 
 import t3c
+from conftest import Made
 from t3c.artifact.reader import Artifact
 from t3c.certify.drift import relative_drift
 from t3c.errors import DataError, EngineError, SpecError

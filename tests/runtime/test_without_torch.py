@@ -10,9 +10,9 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
-from conftest import Made
 
 import t3c
+from conftest import Made
 
 CODE = """
 import sys, json, numpy as np, t3c

@@ -75,6 +75,10 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     )
     for one in series:
         parts += _draw(one, x, y, right, bottom)
+    marks = [
+        (x.at(p.x, LEFT, right), y.at(p.y, bottom, TOP), p.label) for s in series for p in s.points
+    ]
+    parts += _labels(marks)
     return "\n".join([*parts, "</svg>"])
 
 
@@ -101,14 +105,34 @@ def _draw(series: Series, x: Axis, y: Axis, right: float, bottom: float) -> list
                 f'y1="{v:.1f}" y2="{v:.1f}"/>'
             )
         parts.append(_mark(series, h, v))
-        if point.label:
-            end = " end" if h > WIDTH * 0.8 else ""
-            shift = -9 if end else 9
-            parts.append(
-                f'<text class="label{end}" x="{h + shift:.1f}" y="{v - 8:.1f}">'
-                f"{escape(point.label)}</text>"
-            )
     return parts
+
+
+def _labels(marks: Sequence[tuple[float, float, str]]) -> list[str]:
+    """Labels beside their marks, moved up or down until they cover neither marks nor each other."""
+    taken = [(h - 6, v - 6, h + 6, v + 6) for h, v, _ in marks]
+    parts = []
+    for h, v, text in marks:
+        if not text:
+            continue
+        wide = 7.5 * len(text) + 4
+        left = h + 9 if h + 9 + wide < WIDTH else h - 9 - wide
+        shifts = (-8, 18, -22, 32, -36, 46, 60, 74)
+        boxes = [(left, v + shift - 12, left + wide, v + shift + 3) for shift in shifts]
+        inside = [box for box in boxes if box[1] >= 0 and box[3] <= HEIGHT - BOTTOM]
+        box = next((b for b in inside if not any(_overlap(b, t) for t in taken)), boxes[1])
+        taken.append(box)
+        parts.append(
+            f'<text class="label" x="{left:.1f}" y="{box[3] - 3:.1f}">{escape(text)}</text>'
+        )
+    return parts
+
+
+Box = tuple[float, float, float, float]
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _mark(series: Series, h: float, v: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from t3c.artifact.reader import Artifact
+from t3c.cost.work import stored_bytes
 from t3c.experiments.bench import Result, Variant
 from t3c.report.chart import Axis, Point, Series, chart, legend
 
@@ -70,7 +71,7 @@ def render_report(result: Result, artifact: Artifact) -> str:
             "<h2>Layers: rank and bits per profile</h2>",
             (
                 '<p class="soft">Rank, then bits; the shade is the share of the layer\'s full '
-                "size that is stored for the profile. “dense” is full rank.</p>"
+                "size that the profile needs. “dense” is full rank.</p>"
             ),
             _layer_table(artifact),
             "</body></html>",
@@ -171,7 +172,7 @@ def _layer_table(artifact: Artifact) -> str:
         ]
         for profile in manifest.profiles:
             point = profile.points[spec.name]
-            share = point.rank / spec.full_rank * point.bits / 8
+            share = stored_bytes(spec, point) / stored_bytes(spec, entry.menu[-1])
             rank = "dense" if spec.stored_dense(point) else f"rank {point.rank}"
             cells.append(
                 f'<td class="cell" style="--share:{share:.3f}">{rank}, {point.bits} b</td>'

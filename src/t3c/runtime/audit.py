@@ -18,8 +18,9 @@ from t3c.spec import Budget, Latency
 class Audit:
     """What an audit found.
 
-    `speed` is how the machine runs now against when it was calibrated (p50 over p50, the median
-    over profiles); budgets are judged with that factor taken out, order as it is.
+    `speed` is the time profiles take now over what they took when calibrated (p50, the median over
+    profiles). Budgets are judged on live times; where the machine runs slower than it did, that
+    factor is taken out first, since no choice could have known it.
     """
 
     budgets: int
@@ -30,7 +31,8 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        return not (self.monotone_violations or self.budget_violations)
+        """Whether the promise held that does not depend on the machine's mood."""
+        return self.monotone_violations == 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,7 +50,7 @@ def audit(runtime: Runtime, budgets: int, rounds: int = 100, seed: int = 0) -> A
     monotone = over = 0
     for tight, loose in draw_pairs(runtime, budgets, seed):
         monotone += not in_order(runtime, tight, loose)
-        over += _misses(runtime, tight, live, speed or 1.0)
+        over += _misses(runtime, tight, live, max(speed or 1.0, 1.0))
     names = [profile.name for profile in runtime.chain]
     order = sum(
         live[above].ci95[1] < live[below].ci95[0] for below, above in itertools.pairwise(names)
