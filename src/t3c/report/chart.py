@@ -117,7 +117,7 @@ def _labels(marks: Sequence[tuple[float, float, str]]) -> list[str]:
             continue
         wide = 7.5 * len(text) + 4
         left = h + 9 if h + 9 + wide < WIDTH else h - 9 - wide
-        shifts = (-8, 18, -22, 32, -36, 46, 60, 74)
+        shifts = (-10, 20, -24, 34, -38, 48, 62, 76)
         boxes = [(left, v + shift - 12, left + wide, v + shift + 3) for shift in shifts]
         inside = [box for box in boxes if box[1] >= 0 and box[3] <= HEIGHT - BOTTOM]
         box = next((b for b in inside if not any(_overlap(b, t) for t in taken)), boxes[1])
