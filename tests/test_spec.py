@@ -38,11 +38,13 @@ def test_budgets_that_do_not_compare() -> None:
     assert not b <= a
 
 
-@pytest.mark.parametrize("value", [-1.0, 0.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["latency_ms", "size_mb", "energy_mj", "drift"])
-def test_impossible_budgets(name: str, value: float) -> None:
-    with pytest.raises(BudgetError, match=f"{name} must be positive and finite, got {value:g}"):
-        Budget(**{name: value})
+def test_impossible_budgets(name: str) -> None:
+    for value in (-1.0, 0.0, float("nan")):
+        with pytest.raises(BudgetError, match=f"{name} must be positive, got {value:g}"):
+            Budget(**{name: value})
+    with pytest.raises(BudgetError, match=f"{name} must be finite"):
+        Budget(**{name: float("inf")})
 
 
 @pytest.mark.parametrize(("rank", "bits"), [(0, 8), (4, 1), (4, 9), (-3, 8)])

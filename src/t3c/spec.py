@@ -34,8 +34,12 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("latency_ms", "size_mb", "energy_mj", "drift"):
             value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise BudgetError(f"{name} must be positive and finite, got {value:g}")
+            if value is None:
+                continue
+            if not value > 0:
+                raise BudgetError(f"{name} must be positive, got {value:g}")
+            if math.isinf(value):
+                raise BudgetError(f"{name} must be finite: leave it out for no limit")
 
     @property
     def limits(self) -> tuple[float, float, float]:

@@ -86,13 +86,16 @@ def to_onnx(plain: nn.Module, example: Inputs, layers: Sequence[str] = ()) -> on
 
     batch = torch.export.Dim("batch")
     shapes = ([{0: batch} for _ in args], [None for _ in values])
-    with _quiet():
-        program = torch.onnx.export(
-            Traced().eval(), (args, values), dynamo=True, opset_version=OPSET,
-            dynamic_shapes=shapes, verbose=False,
-        )  # fmt: skip
-    if program is None:
-        raise ConvertError("the model could not be traced to ONNX")
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                Traced().eval(), (args, values), dynamo=True, opset_version=OPSET,
+                dynamic_shapes=shapes, verbose=False,
+            )  # fmt: skip
+    except torch.onnx.OnnxExporterError as error:
+        lines = str(error.__cause__ or error).strip().splitlines()
+        raise ConvertError(f"torch cannot trace the model to ONNX: {lines[0]}") from error
+    assert program is not None
     model = program.model_proto
     renamed = dict(
         zip(

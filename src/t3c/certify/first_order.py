@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from t3c.certify.drift import Array
 from t3c.nn.inputs import Inputs, call
@@ -29,7 +30,8 @@ def first_order_drift(
     def run(parameters: dict[str, Tensor]) -> Tensor:
         return call(WithParameters(original, parameters), inputs)
 
-    with torch.no_grad():
+    # Fused attention kernels have no forward mode.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         output, change = jvp(run, (base,), (tangent,))  # type: ignore[misc]
     norm = output.flatten(1).double().norm(dim=1).clamp_min(1e-12)
     return np.asarray((change.flatten(1).double().norm(dim=1) / norm).numpy())

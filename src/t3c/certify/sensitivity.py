@@ -41,7 +41,9 @@ class LayerSensitivity:
         """Mean over samples of (||J dW a|| / ||z||)^2 when the layer moves to `point`."""
         change = self.layer.weight_at(point) - self.layer.weight_at(None)
         moved = _apply(self.layer, self.input, change)
-        projections = torch.einsum("pbx,bx->pb", self.adjoints, moved.flatten(1))
+        rows = torch.einsum("pbx,bx->pb", self.adjoints, moved.flatten(1))
+        # A layer may see its samples in parts, such as windows: rows of a sample are neighbours.
+        projections = rows.reshape(len(rows), len(self.output_norm), -1).sum(-1)
         squared = self.probe_weight * projections.double().square().sum(0)
         return float((squared / self.output_norm.square()).mean())
 

@@ -53,6 +53,11 @@ class ElasticLayer(nn.Module):
         """The weight of a view, composed; None is full rank in float."""
         return compose(list(self.stages) if point is None else self.quantized_stages(point))
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight of the current view: models look at its dtype or device."""
+        return self.weight_at(self.point)
+
     def extra_repr(self) -> str:
         s = self.spec
         return f"{s.dense_shape}, {s.factorization}, full_rank={s.full_rank}, cap={self.cap}"
