@@ -17,9 +17,10 @@ from rich.table import Table
 from t3c.artifact.folder import write_atomic
 from t3c.artifact.reader import Artifact
 from t3c.errors import DataError, MissingExtraError, T3CError
+from t3c.report.terminal import answer_json, cell, explain_choice, print_variants, summarize
 from t3c.runtime.audit import audit as run_audit
 from t3c.runtime.reading import read_input
-from t3c.runtime.runtime import Answer, Runtime, load
+from t3c.runtime.runtime import load
 from t3c.spec import Budget
 from t3c.version import __version__
 
@@ -77,7 +78,7 @@ def demo(
     if as_json:
         _print_json(payload)
         return
-    _print_variants(payload)
+    print_variants(payload)
     console = Console()
     for asked in done.asked:
         bound = f"within {asked.epsilon:.3f} of the original" if asked.epsilon else "not certified"
@@ -106,7 +107,7 @@ def inspect(
 ) -> None:
     """Say what an artifact is: its layers, profiles, devices and certificates."""
     opened = Artifact(artifact, verify=verify)
-    summary = _summary(opened, verify)
+    summary = summarize(opened, verify)
     if as_json:
         _print_json(summary)
         return
@@ -118,9 +119,9 @@ def inspect(
     )
     table = Table("profile", "size MB", "mean bits", "epsilon", *summary["devices"])
     for row in summary["profiles"]:
-        times = [_cell(row["p50_ms"].get(device), ".3f") for device in summary["devices"]]
+        times = [cell(row["p50_ms"].get(device), ".3f") for device in summary["devices"]]
         size, bits = f"{row['size_bytes'] / 1e6:.3f}", f"{row['mean_bits']:.1f}"
-        table.add_row(row["name"], size, bits, _cell(row["epsilon"], ".4f"), *times)
+        table.add_row(row["name"], size, bits, cell(row["epsilon"], ".4f"), *times)
     console.print(table)
     console.print(f"content {summary['content']}{', hashes verified' if verify else ''}")
 
@@ -142,9 +143,9 @@ def run(
     budget = Budget(latency_ms, size_mb, energy_mj, drift)
     runtime = load(artifact, engine, threads)
     answer = runtime.answer(read_input(input, runtime.artifact.manifest.model), budget)
-    payload = _answer_json(runtime, answer)
+    payload = answer_json(runtime, answer)
     if explain:
-        payload["explain"] = _explain(runtime, answer)
+        payload["explain"] = explain_choice(runtime, answer)
     if as_json:
         _print_json(payload)
         return
@@ -159,7 +160,7 @@ def run(
     if explain:
         table = Table("profile", "p50 ms", "size MB", "epsilon", "")
         for item in payload["explain"]:
-            numbers = [_cell(item[key], ".4f") for key in ("latency_ms", "size_mb", "epsilon")]
+            numbers = [cell(item[key], ".4f") for key in ("latency_ms", "size_mb", "epsilon")]
             table.add_row(item["profile"], *numbers, "chosen" if item["chosen"] else "")
         console.print(table)
 
@@ -201,7 +202,7 @@ def bench(
     if as_json:
         _print_json(payload)
     else:
-        _print_variants(payload)
+        print_variants(payload)
 
 
 @app.command()
@@ -268,120 +269,8 @@ def _write_report(result: Any, artifact: Artifact, page: Path) -> None:
     write_atomic(page, render_report(result, artifact).encode())
 
 
-def _summary(artifact: Artifact, verified: bool) -> dict[str, Any]:
-    manifest, ledger, devices = artifact.manifest, artifact.ledger(), artifact.devices()
-    epsilons = {entry.profile: entry.epsilon for entry in ledger.entries} if ledger else {}
-    rows = []
-    for profile in manifest.profiles:
-        points = profile.points.values()
-        rows.append(
-            {
-                "name": profile.name,
-                "size_bytes": profile.size_bytes,
-                "mean_bits": sum(p.bits for p in points) / len(points),
-                "epsilon": epsilons.get(profile.name),
-                "p50_ms": {
-                    t.device.key: t.profiles[profile.name].p50
-                    for t in devices
-                    if profile.name in t.profiles
-                },
-                "points": {n: [p.rank, p.bits] for n, p in profile.points.items()},
-            }
-        )
-    return {
-        "path": str(artifact.path),
-        "schema_version": manifest.schema_version,
-        "t3c_version": manifest.t3c_version,
-        "content": artifact.content,
-        "verified": verified,
-        "bytes": artifact.size_on_disk(),
-        "model": manifest.model.model_dump(mode="json", exclude={"quantized"}),
-        "layers": len(manifest.layers),
-        "profiles": rows,
-        "devices": [t.device.key for t in devices],
-    }
-
-
-def _answer_json(runtime: Runtime, answer: Answer) -> dict[str, Any]:
-    import numpy as np
-
-    classes = runtime.artifact.manifest.model.classes
-    rows = []
-    for output in answer.output:
-        row: dict[str, Any] = {"shape": list(output.shape), "classes": []}
-        if classes is not None and output.ndim == 1 and len(output) == len(classes):
-            shares = np.exp(output - output.max())
-            shares = shares / shares.sum()
-            top = np.argsort(-shares)[:3]
-            row["classes"] = [
-                {"class": classes[i], "probability": float(shares[i])} for i in map(int, top)
-            ]
-        rows.append(row)
-    certificate = answer.certificate
-    guarantee = "not certified here: another engine, device or set of forms"
-    if certificate is not None:
-        guarantee = (
-            f"within {certificate.epsilon:.4f} of the original's output, relative to its norm, for "
-            f"{1 - certificate.delta:.0%} of inputs like the {certificate.samples} it was "
-            f"certified on"
-        )
-    return {
-        "answers": rows,
-        "profile": answer.profile,
-        "reason": answer.reason,
-        "warnings": list(answer.warnings),
-        "certificate": None if certificate is None else vars(certificate),
-        "guarantee": guarantee,
-        "device": runtime.device.model_dump(),
-    }
-
-
-def _explain(runtime: Runtime, answer: Answer) -> list[dict[str, Any]]:
-    return [
-        {
-            "profile": c.profile,
-            "latency_ms": c.latency_ms,
-            "size_mb": c.size_mb,
-            "energy_mj": c.energy_mj,
-            "epsilon": c.drift,
-            "chosen": c.profile == answer.profile,
-        }
-        for c in runtime.candidates
-    ]
-
-
-def _print_variants(payload: dict[str, Any]) -> None:
-    table = Table()
-    for title in ("variant", "accuracy", "p50 ms", "p90 ms", "MB", "drift", "epsilon", "covered"):
-        table.add_column(title, no_wrap=True, justify="left" if title == "variant" else "right")
-    for v in payload["variants"]:
-        drift = v["drift"]
-        table.add_row(
-            v["name"],
-            _cell(v["accuracy"], ".3f"),
-            f"{v['latency_ms']['p50']:.3f}",
-            f"{v['latency_ms']['p90']:.3f}",
-            f"{v['size_bytes'] / 1e6:.3f}",
-            _cell(drift["mean"], ".4f"),
-            _cell(drift["epsilon"], ".4f"),
-            _cell(drift["coverage"], ".3f"),
-        )
-    console = Console()
-    console.print(table)
-    device, monotone = payload["device"], payload["monotone"]
-    console.print(
-        f"{payload['variants'][0]['samples']} test samples; batch 1, in turns, on {device['cpu']}, "
-        f"{device['engine']} {device['engine_version']}, {device['threads']} threads; "
-        f"{monotone['violations']} violations in {monotone['checked']} monotone checks"
-    )
-
-
 def _print_json(payload: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(payload) + "\n")
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _need(module: str, extra: str) -> None:

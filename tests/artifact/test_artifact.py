@@ -214,6 +214,17 @@ def test_a_crash_between_the_renames_is_recovered(tmp_path: Path) -> None:
     final.rename(folder._beside(final, "previous"))
     recover(final)
     assert (final / MANIFEST).read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.t3c"]
+
+
+def test_file_systems_that_cannot_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_swap", lambda a, b: False)
+    final = tmp_path / "a.t3c"
+    for text in ("old", "new"):
+        with staged(final) as staging:
+            fill(staging, text)
+        assert (final / MANIFEST).read_text() == text
+        assert [p.name for p in tmp_path.iterdir()] == ["a.t3c"]
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:

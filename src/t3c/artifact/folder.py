@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from t3c.errors import ArtifactError
 
@@ -23,7 +25,7 @@ def staged(final: Path) -> Iterator[Path]:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with _locked(final):
-            recover(final)
+            _restore(final)
             _sweep(final)
             if final.exists() and not (final / "manifest.json").is_file():
                 raise ArtifactError(f"{final} exists and is not an artifact: it is left alone")
@@ -41,9 +43,11 @@ def staged(final: Path) -> Iterator[Path]:
 
 def recover(final: Path) -> None:
     """Put the old folder back if a crash fell between the two renames of an exchange."""
-    previous = _beside(final, "previous")
-    if previous.exists() and not final.exists():
-        previous.rename(final)
+    final = final.absolute()
+    if final.exists() or not _beside(final, "previous").exists():
+        return
+    with _locked(final):
+        _restore(final)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -65,23 +69,52 @@ def write_atomic(path: Path, data: bytes) -> None:
 @contextmanager
 def _locked(final: Path) -> Iterator[None]:
     lock = _beside(final, "lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ArtifactError(f"{final}: another process is writing it") from None
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    while True:
+        with lock.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArtifactError(f"{final}: another process is writing it") from None
+            if not _is_at(lock, file):  # its owner removed it before we had it
+                continue
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def _exchange(staging: Path, final: Path) -> None:
-    previous = _beside(final, "previous")
-    if final.exists():
+    """Put `staging` in the place of `final`: in one step where the system can, else in two."""
+    if not final.exists():
+        staging.rename(final)
+    elif not _swap(staging, final):
+        previous = _beside(final, "previous")
         final.rename(previous)
-    staging.rename(final)
-    shutil.rmtree(previous, ignore_errors=True)
+        staging.rename(final)
+        shutil.rmtree(previous, ignore_errors=True)
+
+
+def _swap(a: Path, b: Path) -> bool:
+    """Exchange two folders atomically (Linux, most file systems); False where that is not to be."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(renameat2(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
+
+
+def _restore(final: Path) -> None:
+    previous = _beside(final, "previous")
+    if previous.exists() and not final.exists():
+        previous.rename(final)
 
 
 def _sweep(final: Path) -> None:

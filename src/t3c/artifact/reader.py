@@ -36,7 +36,7 @@ class Artifact:
 
     def __init__(self, path: str | Path, *, verify: bool = True) -> None:
         self.path = Path(path)
-        recover(self.path.absolute())
+        recover(self.path)
         if not self.path.is_dir():
             raise ArtifactError(f"{self.path}: no such artifact folder")
         if not (self.path / MANIFEST).is_file():
@@ -81,6 +81,8 @@ class Artifact:
         """The tables of all devices it was calibrated on."""
         tables = []
         for path in sorted((self.path / DEVICES).glob("*.json")):
+            if path.is_symlink() or path.parent.is_symlink():
+                raise CorruptError(f"{path}: not a plain file")
             table = parse(DeviceTable, path.read_bytes(), path)
             self._check_content(table.content, path)
             tables.append(table)

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 
 import onnx
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from t3c.errors import EngineError
 from t3c.runtime.engines.protocol import Array, contiguous
+
+# Its errors share no base of their own.
+ERRORS = (
+    state.EPFail, state.Fail, state.InvalidArgument, state.InvalidGraph, state.InvalidProtobuf,
+    state.NotImplemented, state.RuntimeException,
+)  # fmt: skip
 
 
 class ONNXRuntime:
@@ -28,7 +35,7 @@ class ONNXRuntime:
             return ONNXRuntimeSession(
                 ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
             )
-        except Exception as error:  # its errors share no base class of their own
+        except ERRORS as error:
             raise EngineError(f"ONNX Runtime cannot compile: {error}") from error
 
 
@@ -41,4 +48,7 @@ class ONNXRuntimeSession:
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         feeds = dict(zip(self.names, contiguous(inputs), strict=True))
-        return list(self.session.run(None, feeds))
+        try:
+            return list(self.session.run(None, feeds))
+        except ERRORS as error:
+            raise EngineError(f"ONNX Runtime cannot run: {error}") from error

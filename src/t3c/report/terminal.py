@@ -1,0 +1,127 @@
+"""What the command line says of artifacts, answers and comparisons: as JSON and as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from t3c.artifact.reader import Artifact
+from t3c.runtime.runtime import Answer, Runtime
+
+
+def summarize(artifact: Artifact, verified: bool) -> dict[str, Any]:
+    """An artifact in short."""
+    manifest, ledger, devices = artifact.manifest, artifact.ledger(), artifact.devices()
+    epsilons = {entry.profile: entry.epsilon for entry in ledger.entries} if ledger else {}
+    rows = []
+    for profile in manifest.profiles:
+        points = profile.points.values()
+        rows.append(
+            {
+                "name": profile.name,
+                "size_bytes": profile.size_bytes,
+                "mean_bits": sum(p.bits for p in points) / len(points),
+                "epsilon": epsilons.get(profile.name),
+                "p50_ms": {
+                    t.device.key: t.profiles[profile.name].p50
+                    for t in devices
+                    if profile.name in t.profiles
+                },
+                "points": {n: [p.rank, p.bits] for n, p in profile.points.items()},
+            }
+        )
+    return {
+        "path": str(artifact.path),
+        "schema_version": manifest.schema_version,
+        "t3c_version": manifest.t3c_version,
+        "content": artifact.content,
+        "verified": verified,
+        "bytes": artifact.size_on_disk(),
+        "model": manifest.model.model_dump(mode="json", exclude={"quantized"}),
+        "layers": len(manifest.layers),
+        "profiles": rows,
+        "devices": [t.device.key for t in devices],
+    }
+
+
+def answer_json(runtime: Runtime, answer: Answer) -> dict[str, Any]:
+    """An answer with its classes, where it has them, its profile and its guarantee."""
+    classes = runtime.artifact.manifest.model.classes
+    rows = []
+    for output in answer.output:
+        row: dict[str, Any] = {"shape": list(output.shape), "classes": []}
+        if classes is not None and output.ndim == 1 and len(output) == len(classes):
+            shares = np.exp(output - output.max())
+            shares = shares / shares.sum()
+            top = np.argsort(-shares)[:3]
+            row["classes"] = [
+                {"class": classes[i], "probability": float(shares[i])} for i in map(int, top)
+            ]
+        rows.append(row)
+    certificate = answer.certificate
+    guarantee = "not certified here: another engine, device or set of forms"
+    if certificate is not None:
+        guarantee = (
+            f"within {certificate.epsilon:.4f} of the original's output, relative to its norm, for "
+            f"{1 - certificate.delta:.0%} of inputs like the {certificate.samples} it was "
+            f"certified on"
+        )
+    return {
+        "answers": rows,
+        "profile": answer.profile,
+        "reason": answer.reason,
+        "warnings": list(answer.warnings),
+        "certificate": None if certificate is None else vars(certificate),
+        "guarantee": guarantee,
+        "device": runtime.device.model_dump(),
+    }
+
+
+def explain_choice(runtime: Runtime, answer: Answer) -> list[dict[str, Any]]:
+    """Every profile as the choice saw it."""
+    return [
+        {
+            "profile": c.profile,
+            "latency_ms": c.latency_ms,
+            "size_mb": c.size_mb,
+            "energy_mj": c.energy_mj,
+            "epsilon": c.drift,
+            "chosen": c.profile == answer.profile,
+        }
+        for c in runtime.candidates
+    ]
+
+
+def print_variants(payload: dict[str, Any]) -> None:
+    """A comparison as a table."""
+    table = Table()
+    for title in ("variant", "accuracy", "p50 ms", "p90 ms", "MB", "drift", "epsilon", "covered"):
+        table.add_column(title, no_wrap=True, justify="left" if title == "variant" else "right")
+    for v in payload["variants"]:
+        drift = v["drift"]
+        table.add_row(
+            v["name"],
+            cell(v["accuracy"], ".3f"),
+            f"{v['latency_ms']['p50']:.3f}",
+            f"{v['latency_ms']['p90']:.3f}",
+            f"{v['size_bytes'] / 1e6:.3f}",
+            cell(drift["mean"], ".4f"),
+            cell(drift["epsilon"], ".4f"),
+            cell(drift["coverage"], ".3f"),
+        )
+    console = Console()
+    console.print(table)
+    device, monotone = payload["device"], payload["monotone"]
+    console.print(
+        f"{payload['variants'][0]['samples']} test samples; batch 1, in turns, on {device['cpu']}, "
+        f"{device['engine']} {device['engine_version']}, {device['threads']} threads; "
+        f"{monotone['violations']} violations in {monotone['checked']} monotone checks"
+    )
+
+
+def cell(value: float | None, form: str) -> str:
+    """A number, or a dash for what is not available."""
+    return "-" if value is None else format(value, form)
