@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,10 @@ from t3c.convert import elasticize_
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
+
+# A busy machine is no finding.
+hypothesis.settings.register_profile("t3c", deadline=None)
+hypothesis.settings.load_profile("t3c")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def test_conversion_keeps_the_function_and_reports_everything() -> None:
     }
     p = report.params
     assert p.rank_elastic + p.bit_elastic + p.untouched == total
-    assert "0: bits only (rank 8 already takes over 0.4 of the dense weights)" in str(report)
+    assert "0: bits only (no rank of 8 or more takes under 0.4 of its weights)" in str(report)
     torch.testing.assert_close(state_of(model).original(x), before)
 
 
@@ -61,22 +61,37 @@ def test_a_plan_changes_nothing_and_keeps_its_limits() -> None:
     assert model.training is False
 
 
-def test_layers_that_cannot_be_told_apart_are_left() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.unused = (nn.Linear(64, 64) for _ in range(3))
-            self.b.weight = self.a.weight
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(80, 64)
+        self.a, self.b, self.twice, self.once, self.unused = (nn.Linear(64, 64) for _ in range(5))
+        self.again = self.a
+        self.head = nn.Linear(64, 80, bias=False)
+        self.head.weight = self.embed.weight
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.b(self.a(x))
-            return y
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.twice(self.twice(self.b(self.again(self.a(self.embed(ids))))))
+        logits: Tensor = self.head(self.once(x))
+        return logits
 
-    report = elasticize_(Shared(), torch.randn(2, 64))
+
+def test_what_is_shared_stays_one() -> None:
+    model = Shared()
+    ids = torch.randint(0, 80, (2, 5))
+    before = model(ids)
+    report = elasticize_(model, ids)
+    assert [p.spec.name for p in report.converted] == ["b", "once"]
     assert dict(report.skipped) == {
-        "b": "its weight is that of a",
+        "embed": "Embedding has no elastic form",
+        "a": "its weight is that of again",
+        "twice": "it runs 2 times in one pass",
         "unused": "the example does not reach it",
+        "head": "its weight is that of embed",
     }
+    assert model.head.weight is model.embed.weight
+    assert model.again is model.a
+    torch.testing.assert_close(model(ids), before, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -87,12 +102,21 @@ def test_weights_that_are_not_finite(bad: float) -> None:
     with pytest.raises(ConvertError, match="layer '6': its weight holds NaN or infinite values"):
         elasticize_(model, torch.randn(1, 3, 16, 16))
     assert not elastic_layers(model)
+    model.train()
+    with pytest.raises(ConvertError):
+        elasticize_(model, torch.randn(1, 3, 16, 16))
+    assert model.training
 
 
 def test_models_that_cannot_be_converted() -> None:
     x = torch.randn(2, 8)
     with pytest.raises(ConvertError, match="no layer that can be made elastic"):
         elasticize_(nn.Sequential(nn.ReLU()), x)
+    with pytest.raises(ConvertError, match=r"wrap it in nn\.Sequential"):
+        elasticize_(nn.Linear(64, 64), torch.randn(2, 64))
+    for dtype in (torch.float16, torch.float64):
+        with pytest.raises(ConvertError, match=r"call model\.float\(\) first"):
+            elasticize_(nn.Sequential(nn.Linear(64, 64)).to(dtype), torch.zeros(2, 64, dtype=dtype))
     model = nn.Sequential(nn.Linear(64, 64))
     elasticize_(model, torch.randn(2, 64))
     with pytest.raises(ConvertError, match="elastic already"):
@@ -118,7 +142,7 @@ def test_examples_are_tensors_tuples_or_dicts() -> None:
     a, b = torch.randn(2, 5, 64), torch.randn(2, 5, 64)
     for example in ((a, b), {"a": a, "b": b}):
         model = Two()
-        report = elasticize_(model, example, calibration=[example] if len(example) != 2 else None)
+        report = elasticize_(model, example, calibration=[(example, torch.zeros(2))])
         assert report.error < 1e-5
         assert report.converted[0].spec.in_size == (5, 1)
 
@@ -140,7 +164,7 @@ def test_batches() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"bits": ()}, {"bits": (4, 6)}, {"bits": (1, 8)}, {"tile": 0}, {"store_ratio": 0},
-     {"rank_fractions": (1.5,)}],
+     {"rank_fractions": (1.5,)}, {"rank_fractions": (0.5, 0.25)}],
 )  # fmt: skip
 def test_impossible_configs(wrong: dict[str, object]) -> None:
     with pytest.raises(SpecError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,11 @@ def main() -> None:
         _fail(error.format_message())
     except T3CError as error:
         _fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        _fail(f"{error.filename or 'input and output'}: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
@@ -81,10 +87,12 @@ def demo(
     print_variants(payload)
     console = Console()
     for asked in done.asked:
-        bound = f"within {asked.epsilon:.3f} of the original" if asked.epsilon else "not certified"
+        bound = "not certified here"
+        if asked.epsilon is not None:
+            bound = f"within {asked.epsilon:.3f} of the original for 95% of inputs"
         console.print(
             f"asked for {asked.budget}: [bold]{asked.profile}[/] answered "
-            f"{asked.prediction} (truth {asked.truth}), {bound} for 95% of inputs"
+            f"{asked.prediction} (truth {asked.truth}), {bound}"
         )
         for warning in asked.warnings:
             console.print(f"  warning: {warning}")
@@ -213,7 +221,7 @@ def audit(
     threads: ThreadsOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Check live that more budget is never worse, and that budgets that can be met are met."""
+    """Check that more budget is never worse (else exit 1), and count budgets missed live."""
     found = run_audit(load(artifact, engine, threads), budgets)
     if as_json:
         _print_json(found.to_json())

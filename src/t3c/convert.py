@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from t3c.errors import ConvertError, SpecError
 from t3c.factor.svd import svd_stages
 from t3c.factor.tucker import tucker2_stages
-from t3c.nn.inputs import Inputs, call, check_finite, split_batch
+from t3c.nn.inputs import Inputs, call, check_finite, split_batch, tensors
 from t3c.nn.layers import ELASTIC
 from t3c.nn.view import replace_
 from t3c.spec import MAX_BITS, MIN_BITS, Factorization, Kind, LayerSpec
@@ -42,8 +42,9 @@ class ElasticConfig:
             raise SpecError(f"bits must rise and end with {MAX_BITS}, got {self.bits}")
         if self.bits[0] < MIN_BITS:
             raise SpecError(f"bits must be at least {MIN_BITS}, got {self.bits}")
-        if not all(0 < f < 1 for f in self.rank_fractions):
-            raise SpecError(f"rank_fractions must be between 0 and 1, got {self.rank_fractions}")
+        rising = sorted(set(self.rank_fractions)) == list(self.rank_fractions)
+        if not rising or not all(0 < f < 1 for f in self.rank_fractions):
+            raise SpecError(f"rank_fractions must rise between 0 and 1, got {self.rank_fractions}")
         if self.tile < 1:
             raise SpecError(f"tile must be at least 1, got {self.tile}")
         if not 0 < self.store_ratio <= 1:
@@ -136,27 +137,25 @@ def plan_conversion(
 ) -> ConversionPlan:
     """What `elasticize_` would do; changes nothing."""
     config = config or ElasticConfig()
+    if _kind_of(model) is not None:
+        raise ConvertError("the model is a single layer: wrap it in nn.Sequential")
     sizes = _observe_sizes(model, example)
+    shared = _shared_weights(model)
     layers, skipped = [], []
-    owners: dict[int, str] = {}
     for name, module in model.named_modules():
         kind = _kind_of(module)
         if kind is None:
             if any(True for _ in module.parameters(recurse=False)):
                 skipped.append((name, f"{type(module).__name__} has no elastic form"))
             continue
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        owner = owners.setdefault(id(weight), name)
-        reason = _reason_to_skip(module, name, owner, sizes, config)
+        reason = _reason_to_skip(module, name, shared, sizes, config)
         if reason:
             skipped.append((name, reason))
         else:
-            layers.append(_plan_layer(name, module, kind, sizes[name], config))
+            layers.append(_plan_layer(name, module, kind, sizes[name][0], config))
     if not layers:
-        raise ConvertError(
-            "the model has no layer that can be made elastic: nn.Linear and nn.Conv2d are supported"
-        )
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "no parameters"
+        raise ConvertError(f"the model has no layer that can be made elastic ({reasons})")
     return ConversionPlan(tuple(layers), tuple(skipped))
 
 
@@ -178,18 +177,21 @@ def elasticize_(
     check_finite(example, "the example")
     training = model.training
     model.eval()
-    plan = plan_conversion(model, example, config)
-    original = copy.deepcopy(model).requires_grad_(False)
-    moments = _observe_moments(model, plan, calibration) if calibration is not None else {}
-    with torch.no_grad():
-        before = call(original, example)
-        for layer in plan.layers:
-            module = model.get_submodule(layer.spec.name)
-            replace_(model, layer.spec.name, _elastic(layer, module, moments.get(layer.spec.name)))
-        after = call(model, example)
+    try:
+        plan = plan_conversion(model, example, config)
+        original = copy.deepcopy(model).requires_grad_(False)
+        moments = _observe_moments(model, plan, calibration) if calibration is not None else {}
+        with torch.no_grad():
+            before = call(original, example)
+            for layer in plan.layers:
+                name = layer.spec.name
+                elastic = _elastic(layer, model.get_submodule(name), moments.get(name))
+                replace_(model, name, elastic)
+            after = call(model, example)
+        model.__dict__[STATE] = ElasticState(original, plan, example)
+    finally:
+        model.train(training)
     error = float((after - before).norm() / before.norm().clamp_min(1e-12))
-    model.__dict__[STATE] = ElasticState(original, plan, example)
-    model.train(training)
     return Report(plan.layers, plan.skipped, _count(original, plan), error)
 
 
@@ -199,16 +201,28 @@ def _kind_of(module: nn.Module) -> Kind | None:
 
 
 def _reason_to_skip(
-    module: nn.Module, name: str, owner: str, sizes: dict[str, Sizes], config: ElasticConfig
+    module: nn.Module,
+    name: str,
+    shared: dict[str, str],
+    sizes: dict[str, list[Sizes]],
+    config: ElasticConfig,
 ) -> str:
     weight = module.weight
     assert isinstance(weight, Tensor)
+    if weight.is_meta or weight.is_quantized or not weight.is_floating_point():
+        raise ConvertError(f"layer {name!r}: its weight is {weight.dtype} on {weight.device}")
     if not bool(torch.isfinite(weight).all()):
         raise ConvertError(f"layer {name!r}: its weight holds NaN or infinite values")
-    if owner != name:
-        return f"its weight is that of {owner}"
+    if weight.dtype != torch.float32:
+        raise ConvertError(
+            f"layer {name!r}: its weight is {weight.dtype}: call model.float() first"
+        )
+    if name in shared:
+        return f"its weight is that of {shared[name]}"
     if name not in sizes:
         return "the example does not reach it"
+    if len(sizes[name]) > 1:
+        return f"it runs {len(sizes[name])} times in one pass"
     if weight.numel() < config.min_weights:
         return f"{weight.numel()} weights are fewer than min_weights={config.min_weights}"
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
@@ -216,6 +230,15 @@ def _reason_to_skip(
     if isinstance(module, nn.Conv2d) and isinstance(module.padding, str):
         return f"padding={module.padding!r}"
     return ""
+
+
+def _shared_weights(model: nn.Module) -> dict[str, str]:
+    """Modules whose weight stands under another name too, and that name."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name.rpartition(".")[0])
+    tied = [group for group in names.values() if len(group) > 1]
+    return {name: next(n for n in group if n != name) for group in tied for name in set(group)}
 
 
 def _plan_layer(
@@ -246,7 +269,7 @@ def _plan_layer(
     ranks = _ladder(spec, config)
     if not ranks:
         smallest = min(config.tile, spec.full_rank)
-        reason = f"rank {smallest} already takes over {config.store_ratio:g} of the dense weights"
+        reason = f"no rank of {smallest} or more takes under {config.store_ratio:g} of its weights"
         return LayerPlan(bits_only, full, config.bits, reason)
     return LayerPlan(spec, (*ranks, spec.full_rank), config.bits)
 
@@ -259,6 +282,9 @@ def _ladder(spec: LayerSpec, config: ElasticConfig) -> tuple[int, ...]:
         if rank >= spec.full_rank:
             continue
         shapes = spec.stage_shapes(rank)
+        r_out, r_in = spec.channel_ranks(rank)
+        if r_out >= spec.out_channels or r_in >= spec.in_channels:
+            continue  # a stage of full rank costs and gains nothing
         if sum(map(prod, shapes)) > config.store_ratio * prod(spec.dense_shape):
             continue
         if not ranks or shapes != spec.stage_shapes(ranks[-1]):
@@ -284,20 +310,19 @@ def _elastic(plan: LayerPlan, module: nn.Module, moment: Tensor | None) -> nn.Mo
 
 
 @torch.no_grad()
-def _observe_sizes(model: nn.Module, example: Inputs) -> dict[str, Sizes]:
-    """(input, output) size a sample of each layer that the example reaches."""
-    seen: dict[str, Sizes] = {}
-
-    def _size(shape: torch.Size) -> tuple[int, int]:
-        return shape[0], shape[1]
+def _observe_sizes(model: nn.Module, example: Inputs) -> dict[str, list[Sizes]]:
+    """(input, output) size a sample of each layer, for every time the example reaches it."""
+    seen: dict[str, list[Sizes]] = {}
+    batch = tensors(example)[0].shape[0]
 
     def watch(name: str, module: nn.Module) -> Any:
         def hook(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
             if isinstance(module, nn.Conv2d):
-                seen[name] = (_size(args[0].shape[2:]), _size(out.shape[2:]))
+                sizes = ((x.shape[2], x.shape[3]) for x in (args[0], out))
             else:
-                tokens = (prod(args[0].shape[1:-1]), 1)
-                seen[name] = (tokens, tokens)
+                sizes = ((max(1, x.numel() // x.shape[-1] // batch), 1) for x in (args[0], out))
+            into, outof = sizes
+            seen.setdefault(name, []).append((into, outof))
 
         return module.register_forward_hook(hook)
 

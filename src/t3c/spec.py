@@ -196,6 +196,14 @@ class LayerSpec:
     out_size: tuple[int, int] = (1, 1)
     tile: int = 8
 
+    def __post_init__(self) -> None:
+        sizes = [self.out_channels, self.in_channels, self.groups, self.tile, *self.kernel]
+        sizes += [*self.stride, *self.dilation, *self.in_size, *self.out_size]
+        if min(sizes) < 1 or min(self.padding) < 0:
+            raise SpecError(f"{self.name}: sizes, strides and groups must be positive")
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            raise SpecError(f"{self.name}: channels do not divide into {self.groups} groups")
+
     @property
     def full_rank(self) -> int:
         if self.factorization is Factorization.TUCKER2:
@@ -296,7 +304,7 @@ class Certificate:
     All figures are of the drift ||z' - z|| relative to ||z||, except those named `absolute_`.
     `epsilon` holds with probability at least 1 - delta for a new sample exchangeable with the
     `samples` it was calibrated on, for every profile of the artifact at once, on this engine
-    executing these forms. What is not available is None.
+    executing these forms.
     """
 
     profile: str

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from conftest import Made
 from t3c.artifact import folder
-from t3c.artifact.folder import recover, staged, write_atomic
-from t3c.artifact.manifest import CONTENT, DENSE, FACTORS, GRAPH, MANIFEST, LayerEntry
+from t3c.artifact.folder import MANIFEST, recover, staged, write_atomic
+from t3c.artifact.manifest import CONTENT, DENSE, FACTORS, GRAPH, LayerEntry
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import StageCodes, layer_bytes, pack_layer, read_layer
+from t3c.artifact.writer import header_bytes
 from t3c.errors import ArtifactError, CorruptError, T3CError, VersionError
+from t3c.exporter import ExportConfig, export
 from t3c.nn import elastic_layers
 from t3c.spec import Factorization, Kind, LayerPoint, LayerSpec
 
@@ -57,12 +59,11 @@ def test_stored_weights_are_those_of_the_model(made: Made) -> None:
     tucker=st.booleans(),
     data=st.data(),
 )
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_prefix_of_ranks_and_bits_is_read_from_one_file(
     tmp_path: Path, out: int, into: int, bits: int, tucker: bool, data: st.DataObject
 ) -> None:
+    from safetensors import safe_open
     from safetensors.numpy import save_file
 
     from t3c.quant.nested import encode, integers, unit_scale
@@ -78,11 +79,12 @@ def test_every_prefix_of_ranks_and_bits_is_read_from_one_file(
         grid = (np.abs(weight).reshape(len(weight), -1).max(1) / 127).astype(np.float32)
         stages.append(StageCodes(weight, grid, {bits: grid * np.float32(3)}))
     save_file(pack_layer(entry, None, stages), str(tmp_path / "x"))
+    file = safe_open(str(tmp_path / "x"), framework="numpy")
     for rank in ranks:
         point = LayerPoint(rank, bits)
         if spec.stored_dense(point):
             continue
-        read = read_layer(str(tmp_path / "x"), entry, point)
+        read = read_layer(file, entry, point)
         for (codes, scale), stage, shape in zip(read, stages, spec.stage_shapes(rank), strict=True):
             corner = stage.weight[: shape[0], : shape[1]]
             wanted = integers(encode(corner, stage.grid[: shape[0]]), bits)
@@ -99,6 +101,7 @@ def test_bytes_on_disk(made: Made) -> None:
     sizes = [p.size_bytes for p in artifact.manifest.profiles]
     assert sizes == sorted(sizes)
     shared = sum((made.artifact / name).stat().st_size for name in (GRAPH, DENSE, MANIFEST))
+    shared += header_bytes(made.artifact / FACTORS)
     for profile in artifact.manifest.profiles:
         mine = sum(layer_bytes(e, profile.points[n]) for n, e in artifact.entries.items())
         assert profile.size_bytes == shared + mine
@@ -155,6 +158,13 @@ def test_broken_manifests(copied: Path) -> None:
     broken(lambda m: m.update(surprise=1), CorruptError, "surprise")
     broken(lambda m: m["files"].update({"../x": m["files"][GRAPH]}), CorruptError, "files must be")
     broken(lambda m: m["profiles"].reverse(), CorruptError, "does not stand below")
+    broken(lambda m: m.update(schema_version=True), VersionError, "schema_version True")
+    broken(lambda m: m["layers"][0]["spec"].update(groups=0), CorruptError, "must be positive")
+    broken(lambda m: m["layers"][0]["spec"].update(tile=-8), CorruptError, "must be positive")
+    broken(lambda m: m["layers"][0].update(menu=[]), CorruptError, "at least one point")
+    broken(lambda m: m["layers"][0].update(bits=[8, 4]), CorruptError, "must rise")
+    broken(lambda m: m["profiles"][0].update(size_bytes=-1), CorruptError, "size_bytes")
+    broken(lambda m: m["model"]["inputs"][0].update(dtype="zzz"), CorruptError, "unknown dtype")
     broken(lambda m: m["layers"][1]["bits"].clear(), CorruptError, "not stored")
     broken(lambda m: m["layers"][0]["spec"].update(kind="rnn"), CorruptError, "layers.0.spec.kind")
     broken(
@@ -182,6 +192,42 @@ def test_evidence_of_other_content_is_refused(copied: Path) -> None:
         artifact.devices()
 
 
+def test_links_out_of_the_folder_are_refused(copied: Path) -> None:
+    for name in (MANIFEST, "ledger.json"):
+        (copied / name).rename(copied.parent / name)
+        (copied / name).symlink_to(copied.parent / name)
+        with pytest.raises(CorruptError, match="not a plain file"):
+            Artifact(copied).ledger()
+        (copied / name).unlink()
+        (copied.parent / name).rename(copied / name)
+    (copied / "devices").rename(copied.parent / "devices")
+    (copied / "devices").symlink_to(copied.parent / "devices")
+    with pytest.raises(CorruptError, match="not a plain folder"):
+        Artifact(copied).devices()
+
+
+def test_a_linked_artifact_is_written_through_its_link(tmp_path: Path) -> None:
+    final, link = tmp_path / "a.t3c", tmp_path / "b.t3c"
+    link.symlink_to(final)
+    for text in ("old", "new"):
+        with staged(link) as staging:
+            fill(staging, text)
+        assert (final / MANIFEST).read_text() == text
+        assert link.is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.t3c", "b.t3c"]
+
+
+def test_the_only_whole_copy_is_never_swept(tmp_path: Path) -> None:
+    final = tmp_path / "a.t3c"
+    with staged(final) as staging:
+        fill(staging, "old")
+    final.rename(folder._beside(final, "previous"))
+    final.mkdir()
+    with pytest.raises(ArtifactError, match="is not an artifact"), staged(final):
+        pass
+    assert (folder._beside(final, "previous") / MANIFEST).read_text() == "old"
+
+
 def fill(path: Path, text: str) -> None:
     (path / MANIFEST).write_text(text)
 
@@ -198,8 +244,8 @@ def test_a_failed_write_leaves_the_old_folder_whole(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail(ZeroDivisionError())
-    with pytest.raises(ArtifactError, match="No space left"):
-        fail(OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match="unrelated"):
+        fail(OSError(28, "unrelated"))
     assert (final / MANIFEST).read_text() == "old"
     with staged(final) as staging:
         fill(staging, "new")
@@ -284,8 +330,8 @@ def test_a_full_disk(made: Made, tmp_path: Path) -> None:
         final = small / "a.t3c"
         with staged(final) as staging:
             fill(staging, "old")
-        with pytest.raises(ArtifactError, match="No space left"), staged(final) as staging:
-            shutil.copyfile(made.artifact / FACTORS, staging / FACTORS)
+        with pytest.raises(ArtifactError, match=r"cannot be written: .*No space left"):
+            export(made.model, final, [made.digits.calibration], ExportConfig(rounds=1))
         with pytest.raises(ArtifactError, match="No space left"):
             write_atomic(final / "ledger.json", b"x" * 100_000)
         assert (final / MANIFEST).read_text() == "old"

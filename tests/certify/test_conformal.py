@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t3c.certify.conformal import conformal_quantile, coverage, simultaneous_bounds
+from t3c.certify.conformal import (
+    conformal_quantile,
+    coverage,
+    least_samples,
+    simultaneous_bounds,
+)
 from t3c.certify.drift import absolute_drift, relative_drift
 from t3c.errors import DataError
 
@@ -41,6 +46,10 @@ def test_the_quantile_is_the_conformal_one() -> None:
     assert conformal_quantile(scores, 0.1) == 18.0
     with pytest.raises(DataError, match="at least 19 are needed"):
         conformal_quantile(scores[:18], 0.05)
+    for delta in (0.01, 0.03, 0.05, 0.1, 0.5, 0.9):
+        least = least_samples(delta)
+        conformal_quantile(np.arange(float(least)), delta)
+        assert least == 1 or (least - 1 + 1) * (1 - delta) > least - 1
 
 
 def test_drift_is_a_norm_over_all_but_the_batch() -> None:

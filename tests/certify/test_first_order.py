@@ -67,11 +67,17 @@ def test_layer_sensitivity_is_the_first_order_drift_of_that_layer_alone(outputs:
         assert got == pytest.approx(wanted, rel=1e-3 if outputs == 6 else 0.35)
 
 
-def test_a_layer_that_runs_twice_is_refused() -> None:
-    layer = nn.Linear(64, 64)
-    model = nn.Sequential(layer, nn.Tanh(), layer)
-    elasticize_(model, torch.randn(2, 64))
-    shared = model[0]
-    model[2] = shared
-    with pytest.raises(DataError, match="layer '0' runs twice"):
-        layer_sensitivities(model, torch.randn(2, 64))
+def test_layers_whose_rows_are_not_samples_are_refused() -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.fc(x.transpose(0, 1)).transpose(0, 1)
+            return y
+
+    model, x = TimeFirst(), torch.randn(3, 5, 64)
+    elasticize_(model, x)
+    with pytest.raises(DataError, match="layer 'fc': 5 rows are not those of 3 samples"):
+        layer_sensitivities(model, x)

@@ -49,7 +49,7 @@ def test_less_rank_or_bits_never_costs_more(rank: int, bits: int) -> None:
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_proxy_recovers_a_device_it_can_express(seed: int) -> None:
     rng = np.random.default_rng(seed)
     truth = rng.uniform(0.1, 2, len(FEATURES)) * (rng.random(len(FEATURES)) < 0.6)

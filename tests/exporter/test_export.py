@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 
 import t3c
 from conftest import Made
+from t3c.artifact.devices import LayerTiming
 from t3c.artifact.reader import Artifact
-from t3c.convert import elasticize_, state_of
+from t3c.convert import LayerPlan, elasticize_, state_of
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
 from t3c.exporter import ExportConfig, export
 from t3c.exporter.export import split
@@ -26,23 +29,48 @@ def test_every_profile_was_measured_and_certified(made: Made) -> None:
     assert all(p.stored < 1e-3 and p.engine < 0.1 for p in exported.parity)
     proxy = exported.table.proxy
     assert proxy is not None
-    assert proxy.held_out == 5
+    assert 1 <= proxy.held_out <= 5
     assert exported.table.energy == "unavailable"
 
 
-def test_forms_are_the_faster_ones(made: Made) -> None:
-    table, artifact = made.exported.table, Artifact(made.artifact)
-    timed = {(t.layer, t.rank): t.ms for t in table.layers}
-    seen = set()
-    for profile in artifact.manifest.chain:
-        for name, form in table.forms(artifact.manifest.specs, profile.points).items():
-            point = profile.points[name]
-            seen.add(form)
-            if artifact.entries[name].spec.stored_dense(point):
-                assert form is Form.DENSE
-            else:
-                assert timed[name, point.rank][form] == min(timed[name, point.rank].values())
-    assert Form.DENSE in seen
+@pytest.mark.parametrize("fast", list(Form))
+def test_forms_are_the_faster_ones(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: Form
+) -> None:
+    """On devices where one form always wins, that one runs, and engines agree with torch on it."""
+
+    def timed(engine: object, plans: Sequence[LayerPlan], say: object) -> tuple[LayerTiming, ...]:
+        def ms(plan: LayerPlan, rank: int, form: Form) -> float:
+            return (0.1 if form is fast else 5.0) + 0.01 * rank / plan.spec.full_rank
+
+        return tuple(
+            LayerTiming(
+                layer=plan.spec.name,
+                rank=rank,
+                ms={
+                    form: ms(plan, rank, form)
+                    for form in Form
+                    if form is Form.DENSE or rank < plan.ranks[-1]
+                },
+            )
+            for plan in plans
+            for rank in plan.ranks
+        )
+
+    monkeypatch.setattr(sys.modules["t3c.exporter.export"], "time_layers", timed)
+    exported = export(
+        made.model, tmp_path / "a.t3c", [made.digits.calibration], ExportConfig(rounds=2)
+    )
+    assert all(p.engine < 0.02 for p in exported.parity)
+    runtime = t3c.load(tmp_path / "a.t3c")
+    specs = runtime.artifact.manifest.specs
+    low = [
+        runtime.forms[p.name][n]
+        for p in runtime.chain
+        for n, point in p.points.items()
+        if not specs[n].stored_dense(point)
+    ]
+    assert set(low) == {fast}
 
 
 def test_slices_are_disjoint_and_seeded() -> None:
@@ -52,9 +80,9 @@ def test_slices_are_disjoint_and_seeded() -> None:
     values = [set(part[:, 0].tolist()) for part in (parts.quantizer, parts.scaling, parts.scores)]
     assert sum(map(len, values)) == len(set.union(*values)) == 120
     assert torch.equal(split(x, config).scores, parts.scores)
-    with pytest.raises(DataError, match=r"too few for delta=0\.05: at least 30 are needed"):
-        split(x[:20], config)
-    split(x[:30], config)
+    with pytest.raises(DataError, match=r"too few for delta=0\.05: at least 27 are needed"):
+        split(x[:26], config)
+    assert len(split(x[:27], config).scores) == 19
 
 
 class Transformer(nn.Module):

@@ -29,7 +29,6 @@ def cut(stages: tuple[Tensor, ...], k: int) -> Tensor:
 
 
 @given(st.integers(1, 20), st.integers(1, 20), seeds)
-@settings(deadline=None)
 def test_full_rank_is_the_original(m: int, n: int, seed: int) -> None:
     weight = matrix(m, n, seed)
     for moment in (None, moment_of(n, seed)):
@@ -39,7 +38,6 @@ def test_full_rank_is_the_original(m: int, n: int, seed: int) -> None:
 
 
 @given(st.integers(2, 16), st.integers(2, 16), seeds)
-@settings(deadline=None)
 def test_plain_prefixes_are_the_best_of_their_rank(m: int, n: int, seed: int) -> None:
     weight = matrix(m, n, seed)
     stages = svd_stages(weight)
@@ -50,21 +48,19 @@ def test_plain_prefixes_are_the_best_of_their_rank(m: int, n: int, seed: int) ->
 
 
 @given(seeds)
-@settings(deadline=None)
-def test_data_aware_prefixes_are_better_on_the_data(seed: int) -> None:
+def test_data_aware_prefixes_are_the_best_in_their_metric(seed: int) -> None:
     weight, moment = matrix(12, 10, seed), moment_of(10, seed)
-    root = torch.linalg.cholesky(moment.double())
+    root, _ = whitening(moment, 10)
+    values = torch.linalg.svdvals(weight.double() @ root)
     plain, aware = svd_stages(weight), svd_stages(weight, moment)
-    last = float("inf")
     for k in range(1, 10):
-        errors = [float(((weight - cut(s, k)).double() @ root).norm()) for s in (plain, aware)]
-        assert errors[1] <= errors[0] * 1.05
-        assert errors[1] <= last + 1e-9
-        last = errors[1]
+        best = float(values[k:].norm())
+        ours, theirs = (((weight - cut(s, k)).double() @ root).norm() for s in (aware, plain))
+        assert float(ours) == pytest.approx(best, rel=1e-3, abs=1e-5)
+        assert float(theirs) > 1.001 * best
 
 
 @given(st.integers(1, 12), st.integers(1, 12), seeds)
-@settings(deadline=None)
 def test_tucker_at_full_rank_is_the_original(o: int, i: int, seed: int) -> None:
     weight = matrix(o, i * 9, seed).reshape(o, i, 3, 3)
     for moment in (None, moment_of(i, seed)):
@@ -73,7 +69,7 @@ def test_tucker_at_full_rank_is_the_original(o: int, i: int, seed: int) -> None:
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_tucker_residual_falls_with_either_rank(seed: int) -> None:
     weight = matrix(10, 8 * 9, seed).reshape(10, 8, 3, 3)
     stages = tucker2_stages(weight)

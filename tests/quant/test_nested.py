@@ -71,7 +71,18 @@ def test_training_and_runtime_see_the_same_weights(weight: np.ndarray, q: int) -
     trained = fake_quantize(tensor, gains, q).numpy()
     scale = unit_scale(view_scale(tensor, gains, q).numpy(), q)
     run = integers(encode(weight, row_scale(tensor).numpy()), q) * scale[:, None]
+    assert np.isfinite(trained).all()
     np.testing.assert_allclose(trained, run, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_zeros_stay_zero() -> None:
+    weight = torch.zeros(3, 6)
+    weight[1] = 1.0
+    gains = fit_gains(weight)
+    assert torch.isfinite(gains).all()
+    view = fake_quantize(weight, gains, 8)
+    torch.testing.assert_close(view, weight)
+    assert fake_quantize(weight, gains, 4)[0].abs().max() < 1e-6
 
 
 def test_more_bits_are_closer() -> None:

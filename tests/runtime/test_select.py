@@ -73,17 +73,30 @@ def chains(draw: st.DrawFn) -> list[Candidate]:
     ]
 
 
-@given(chains(), st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 5), st.floats(0, 5))
+caps = st.none() | st.floats(0.1, 10)
+
+
+@given(
+    chains(), st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 5), st.floats(0, 5),
+    st.booleans(), caps,
+)  # fmt: skip
 def test_more_budget_never_drifts_more(
-    chain: list[Candidate], latency: float, size: float, more: float, room: float
+    chain: list[Candidate],
+    latency: float,
+    size: float,
+    more: float,
+    room: float,
+    drop: bool,
+    cap: float | None,
 ) -> None:
-    tight, loose = Budget(latency, size), Budget(latency + more, size + room)
-    if not any(c.meets(tight) for c in chain):
-        return
+    """Whether or not anything meets the tighter limits, a limit is dropped, or a cap is named."""
+    tight = Budget(latency, size, drift=cap)
+    loose = Budget(None if drop else latency + more, size + room, drift=cap)
     a, b = (select(chain, budget).profile for budget in (tight, loose))
     drift = {c.profile: c.drift for c in chain}
     assert drift[b] <= drift[a]
-    assert next(c for c in chain if c.profile == a).meets(tight)
+    if any(c.meets(tight) for c in chain):
+        assert next(c for c in chain if c.profile == a).meets(tight)
 
 
 @pytest.mark.parametrize("cap", [0.05, 0.2, 0.4])

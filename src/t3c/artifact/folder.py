@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -13,6 +14,17 @@ from typing import IO
 
 from t3c.errors import ArtifactError
 
+MANIFEST = "manifest.json"
+
+
+@contextmanager
+def writing(what: Path) -> Iterator[None]:
+    """Turn the system's refusals to write into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        raise ArtifactError(f"{what}: cannot be written: {error.strerror or error}") from error
+
 
 @contextmanager
 def staged(final: Path) -> Iterator[Path]:
@@ -21,56 +33,61 @@ def staged(final: Path) -> Iterator[Path]:
     The old folder stays in its place until the new one is whole and on disk. If the block fails,
     or the process dies, the old one is still there.
     """
-    final = final.absolute()
-    try:
+    final = final.resolve()
+    with writing(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(final):
+    with _locked(final):
+        staging = _beside(final, f"{os.getpid()}.partial")
+        with writing(final):
             _restore(final)
             _sweep(final)
-            if final.exists() and not (final / "manifest.json").is_file():
+            if final.exists() and not _is_artifact(final):
                 raise ArtifactError(f"{final} exists and is not an artifact: it is left alone")
-            staging = _beside(final, f"{os.getpid()}.partial")
             staging.mkdir()
-            try:
-                yield staging
+        try:
+            yield staging
+            with writing(final):
                 _sync(staging)
                 _exchange(staging, final)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
-        raise ArtifactError(f"{final}: cannot be written: {error.strerror or error}") from error
+                _sync_folder(final.parent)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def recover(final: Path) -> None:
     """Put the old folder back if a crash fell between the two renames of an exchange."""
-    final = final.absolute()
+    final = final.resolve()
     if final.exists() or not _beside(final, "previous").exists():
         return
-    with _locked(final):
+    with _locked(final), writing(final):
         _restore(final)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write one file beside its place and move it there."""
+    """Write one file beside its place and move it there; its folder is made if need be."""
     partial = _beside(path, f"{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            with partial.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            _sync_folder(path.parent)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 @contextmanager
 def _locked(final: Path) -> Iterator[None]:
     lock = _beside(final, "lock")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
-        with lock.open("w") as file:
+        with writing(final):
+            handle = os.open(lock, flags, 0o644)
+        with os.fdopen(handle) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -121,8 +138,12 @@ def _sweep(final: Path) -> None:
     """Remove what writers that died left; the lock says that none is alive."""
     for stale in final.parent.glob(f".{final.name}.*.partial"):
         shutil.rmtree(stale, ignore_errors=True)
-    if final.exists():
+    if _is_artifact(final):
         shutil.rmtree(_beside(final, "previous"), ignore_errors=True)
+
+
+def _is_artifact(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
 
 
 def _sync(folder: Path) -> None:
@@ -130,6 +151,17 @@ def _sync(folder: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+        else:
+            _sync_folder(path)
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _beside(path: Path, suffix: str) -> Path:

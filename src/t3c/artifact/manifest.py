@@ -9,17 +9,13 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from t3c.errors import CorruptError, SpecError, VersionError
-from t3c.spec import ImageSpec, LayerPoint, LayerSpec, Profile, ProfileChain
+from t3c.errors import ArtifactError, CorruptError, SpecError, VersionError
+from t3c.spec import ImageSpec, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
 
 SCHEMA_VERSION = 1
-MANIFEST, GRAPH, FACTORS, DENSE = (
-    "manifest.json",
-    "graph.onnx",
-    "factors.safetensors",
-    "dense.safetensors",
-)
+GRAPH, FACTORS, DENSE = "graph.onnx", "factors.safetensors", "dense.safetensors"
 CONTENT = (GRAPH, FACTORS, DENSE)
+DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 
 T = TypeVar("T", bound="Record")
@@ -65,7 +61,7 @@ class ProfileEntry(Record):
 
     name: str
     points: dict[str, LayerPoint]
-    size_bytes: int
+    size_bytes: int = Field(gt=0)
 
 
 class FileEntry(Record):
@@ -105,13 +101,13 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 def load_manifest(path: Path) -> tuple[Manifest, str]:
     """The manifest and the content hash of the artifact it stands for."""
-    raw = path.read_bytes()
+    raw = read_plain(path)
     try:
         data = json.loads(raw)
     except ValueError as error:
         raise CorruptError(f"{path}: not JSON: {error}") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION or isinstance(version, bool):
         raise VersionError(
             f"{path}: schema_version {version!r} is not one this t3c reads "
             f"(it reads {SCHEMA_VERSION}): use a t3c that wrote it, or export again"
@@ -122,6 +118,21 @@ def load_manifest(path: Path) -> tuple[Manifest, str]:
     except SpecError as error:
         raise CorruptError(f"{path}: {error}") from error
     return manifest, hashlib.sha256(raw).hexdigest()
+
+
+def read_plain(path: Path) -> bytes:
+    """The bytes of a plain file of an artifact; a link could lead out of the folder."""
+    check_plain(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def check_plain(path: Path) -> None:
+    """Refuse what is missing, a link or no file."""
+    if path.is_symlink() or not path.is_file():
+        raise CorruptError(f"{path}: missing, or not a plain file")
 
 
 def parse(kind: type[T], raw: bytes, path: Path) -> T:
@@ -141,6 +152,14 @@ def _check(manifest: Manifest) -> None:
     specs = manifest.specs
     if len(specs) != len(manifest.layers):
         raise SpecError("layer names repeat")
+    for tensor in (*manifest.model.inputs, *manifest.model.outputs):
+        if tensor.dtype not in DTYPES:
+            raise SpecError(f"{tensor.name}: unknown dtype {tensor.dtype!r}")
+    for layer in manifest.layers:
+        Menu(layer.menu)
+        rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, layer.bits))
+        if not rising or any(not 0 < rank < layer.spec.full_rank for rank in layer.ranks):
+            raise SpecError(f"{layer.spec.name}: ranks and bits must rise, ranks below full rank")
     for profile in manifest.chain:
         if profile.points.keys() != specs.keys():
             raise SpecError(f"profile {profile.name!r} does not name every layer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,17 @@ from google.protobuf.message import DecodeError
 from safetensors import SafetensorError, safe_open
 
 from t3c.artifact.devices import DeviceTable, Ledger
-from t3c.artifact.folder import recover, write_atomic
+from t3c.artifact.folder import MANIFEST, recover, write_atomic
 from t3c.artifact.manifest import (
     CONTENT,
     DENSE,
     FACTORS,
     GRAPH,
-    MANIFEST,
     LayerEntry,
+    check_plain,
     load_manifest,
     parse,
+    read_plain,
 )
 from t3c.artifact.store import Floats, read_layer
 from t3c.errors import ArtifactError, CorruptError
@@ -43,6 +45,9 @@ class Artifact:
             raise CorruptError(f"{self.path}: not an artifact: {MANIFEST} is missing")
         self.manifest, self.content = load_manifest(self.path / MANIFEST)
         self._check_files(verify)
+        # Held open from here on: an artifact that takes this one's place does not mix with it.
+        self._graph = read_plain(self.path / GRAPH)
+        self._factors, self._dense = (_opened(self.path / name) for name in (FACTORS, DENSE))
 
     @cached_property
     def entries(self) -> dict[str, LayerEntry]:
@@ -50,30 +55,35 @@ class Artifact:
 
     def stages(self, layer: str, point: LayerPoint) -> list[tuple[npt.NDArray[np.int8], Floats]]:
         """(int8 weight, row scale) of each stored stage of a layer at a point."""
-        return read_layer(str(self.path / FACTORS), self.entries[layer], point)
+        return read_layer(self._factors, self.entries[layer], point)
 
     def graph(self) -> onnx.ModelProto:
         """The topology, without weights."""
         try:
-            return onnx.load_model_from_string((self.path / GRAPH).read_bytes())
+            return onnx.load_model_from_string(self._graph)
         except DecodeError as error:
             raise CorruptError(f"{self.path / GRAPH}: {error}") from error
 
     def dense(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Every tensor that is not elastic."""
-        path = self.path / DENSE
-        try:
-            with safe_open(str(path), framework="numpy") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise CorruptError(f"{path}: {error}") from error
+        """Every tensor that is not elastic, and the activation ranges."""
+        return {name: self._dense.get_tensor(name) for name in self._dense.keys()}  # noqa: SIM118
+
+    def ranges(self, profile: str) -> dict[str, tuple[float, float]]:
+        """The activation ranges a profile was calibrated with."""
+        names, key = self.manifest.model.quantized, f"ranges/{profile}"
+        stored = key in self._dense.keys()  # noqa: SIM118
+        values = np.asarray(self._dense.get_tensor(key) if stored else [])
+        if values.shape != (len(names), 2):
+            raise CorruptError(f"{self.path / DENSE}: {key} does not hold {len(names)} ranges")
+        known = np.flatnonzero(np.isfinite(values).all(axis=1))
+        return {names[i]: (float(values[i, 0]), float(values[i, 1])) for i in known}
 
     def ledger(self) -> Ledger | None:
         """The certificates, if the artifact was certified."""
         path = self.path / LEDGER
-        if not path.is_file():
+        if not path.exists():
             return None
-        ledger = parse(Ledger, path.read_bytes(), path)
+        ledger = parse(Ledger, read_plain(path), path)
         self._check_content(ledger.content, path)
         return ledger
 
@@ -81,9 +91,9 @@ class Artifact:
         """The tables of all devices it was calibrated on."""
         tables = []
         for path in sorted((self.path / DEVICES).glob("*.json")):
-            if path.is_symlink() or path.parent.is_symlink():
-                raise CorruptError(f"{path}: not a plain file")
-            table = parse(DeviceTable, path.read_bytes(), path)
+            if path.parent.is_symlink():
+                raise CorruptError(f"{path.parent}: not a plain folder")
+            table = parse(DeviceTable, read_plain(path), path)
             self._check_content(table.content, path)
             tables.append(table)
         return tables
@@ -101,8 +111,7 @@ class Artifact:
     def _check_files(self, verify: bool) -> None:
         for name in CONTENT:
             path, entry = self.path / name, self.manifest.files[name]
-            if not path.is_file() or path.is_symlink():
-                raise CorruptError(f"{path}: missing, or not a plain file")
+            check_plain(path)
             size = path.stat().st_size
             if size != entry.bytes:
                 raise CorruptError(f"{path}: {size} bytes, the manifest says {entry.bytes}")
@@ -115,6 +124,13 @@ class Artifact:
                 f"{path}: belongs to other content ({content[:12]}, this is {self.content[:12]}): "
                 "the manifest was changed, or the file was copied from another artifact"
             )
+
+
+def _opened(path: Path) -> Any:  # safetensors has no types
+    try:
+        return safe_open(str(path), framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise CorruptError(f"{path}: {error}") from error
 
 
 def sha256_file(path: Path) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from t3c.artifact.manifest import LayerEntry
 from t3c.errors import CorruptError
@@ -49,7 +50,7 @@ def pack_layer(
 
 
 def read_layer(
-    path: str, entry: LayerEntry, point: LayerPoint
+    file: Any, entry: LayerEntry, point: LayerPoint
 ) -> list[tuple[npt.NDArray[np.int8], Floats]]:
     """(int8 weight, row scale) of each stage that stores `point`, reading no more than it needs."""
     spec = entry.spec
@@ -61,13 +62,12 @@ def read_layer(
         names = [f"stage{index}" for index in range(len(ladder[-1]))]
         shapes = [[step[index] for step in ladder] for index in range(len(names))]
     try:
-        with safe_open(path, framework="numpy") as file:
-            return [
-                _read_stage(file, f"{spec.name}/{name}", steps, point.bits)
-                for name, steps in zip(names, shapes, strict=True)
-            ]
-    except (SafetensorError, OSError) as error:
-        raise CorruptError(f"{path}: {spec.name}: {error}") from error
+        return [
+            _read_stage(file, f"{spec.name}/{name}", steps, point.bits)
+            for name, steps in zip(names, shapes, strict=True)
+        ]
+    except SafetensorError as error:
+        raise CorruptError(f"{spec.name}: {error}") from error
 
 
 def layer_bytes(entry: LayerEntry, point: LayerPoint) -> int:
@@ -95,18 +95,18 @@ def _pack_stage(
 
 
 def _read_stage(
-    file: safe_open, name: str, shapes: Sequence[tuple[int, ...]], bits: int
+    file: Any, name: str, shapes: Sequence[tuple[int, ...]], bits: int
 ) -> tuple[npt.NDArray[np.int8], Floats]:
     codes: Codes = np.zeros(shapes[-1], dtype=np.uint8)
     for index, corner in enumerate(_corners(shapes)):
         count = sum(prod(codes[area].shape) for area in corner)
-        planes = file.get_slice(f"{name}/block{index}")[:bits]  # type: ignore[no-untyped-call]
+        planes = file.get_slice(f"{name}/block{index}")[:bits]
         flat = unpack_planes(planes, count)
         for area in corner:
             size = prod(codes[area].shape)
             codes[area] = flat[:size].reshape(codes[area].shape)
             flat = flat[size:]
-    scale = file.get_slice(f"{name}/scale{bits}")[: shapes[-1][0]]  # type: ignore[no-untyped-call]
+    scale = file.get_slice(f"{name}/scale{bits}")[: shapes[-1][0]]
     if scale.shape != (shapes[-1][0],) or scale.dtype != np.float32:
         raise CorruptError(f"{name}: scale of shape {scale.shape} for {shapes[-1][0]} rows")
     if not (np.isfinite(scale).all() and (scale > 0).all()):

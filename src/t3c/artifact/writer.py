@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from t3c.artifact.folder import MANIFEST, writing
 from t3c.artifact.manifest import (
     CONTENT,
     DENSE,
     FACTORS,
     GRAPH,
-    MANIFEST,
     SCHEMA_VERSION,
     FileEntry,
     LayerEntry,
@@ -26,6 +27,7 @@ from t3c.artifact.manifest import (
 )
 from t3c.artifact.reader import sha256_file
 from t3c.artifact.store import Tensors, layer_bytes
+from t3c.errors import ArtifactError
 from t3c.spec import ProfileChain
 
 
@@ -42,14 +44,15 @@ def write_content(
     version: str,
 ) -> Manifest:
     """Write graph, factors, dense tensors and, last, the manifest that holds their hashes."""
-    (folder / GRAPH).write_bytes(graph.SerializeToString())
-    save_file({n: np.ascontiguousarray(v) for n, v in factors.items()}, str(folder / FACTORS))
-    save_file({n: np.ascontiguousarray(v) for n, v in dense.items()}, str(folder / DENSE))
+    with writing(folder):
+        (folder / GRAPH).write_bytes(graph.SerializeToString())
+        _save(folder / FACTORS, factors)
+        _save(folder / DENSE, dense)
     files = {
         name: FileEntry(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size)
         for name in CONTENT
     }
-    shared = files[GRAPH].bytes + files[DENSE].bytes
+    shared = files[GRAPH].bytes + files[DENSE].bytes + header_bytes(folder / FACTORS)
 
     def manifest(own_bytes: int) -> Manifest:
         entries = tuple(
@@ -67,8 +70,23 @@ def write_content(
             profiles=entries, seeds=seeds, files=files,
         )  # fmt: skip
 
-    # The manifest counts itself: its length settles with the second draft.
-    draft = dump_manifest(manifest(0))
-    final = manifest(len(dump_manifest(manifest(len(draft)))))
-    (folder / MANIFEST).write_bytes(dump_manifest(final))
-    return final
+    # The manifest counts itself, until its length settles.
+    own = 0
+    while len(raw := dump_manifest(manifest(own))) != own:
+        own = len(raw)
+    with writing(folder):
+        (folder / MANIFEST).write_bytes(raw)
+    return manifest(own)
+
+
+def header_bytes(path: Path) -> int:
+    """Bytes of a safetensors file before its data: what any of its tensors needs to be found."""
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def _save(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    try:
+        save_file({n: np.ascontiguousarray(v) for n, v in tensors.items()}, str(path))
+    except SafetensorError as error:  # such as a full disk
+        raise ArtifactError(f"{path}: cannot be written: {error}") from error

@@ -16,14 +16,25 @@ from t3c.errors import DataError
 
 def conformal_quantile(scores: Array, delta: float) -> float:
     """The smallest score that a new exchangeable one stays under with probability >= 1 - delta."""
-    need = math.ceil((len(scores) + 1) * (1 - delta))
-    if need > len(scores):
-        least = math.ceil(1 / delta) - 1
+    if len(scores) < least_samples(delta):
         raise DataError(
             f"{len(scores)} certificate samples are too few for delta={delta:g}: "
-            f"at least {least} are needed"
+            f"at least {least_samples(delta)} are needed"
         )
-    return float(np.sort(scores)[need - 1])
+    return float(np.sort(scores)[_order(len(scores), delta) - 1])
+
+
+def least_samples(delta: float) -> int:
+    """The fewest samples that a bound at this delta can be made of."""
+    count = max(1, math.floor(1 / delta) - 1)
+    while _order(count, delta) > count:
+        count += 1
+    return count
+
+
+def _order(count: int, delta: float) -> int:
+    """Which of the sorted scores is the conformal quantile; over `count` if none is."""
+    return math.ceil((count + 1) * (1 - delta) - 1e-9)
 
 
 def simultaneous_bounds(scaling: Array, scores: Array, delta: float) -> Array:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from t3c.errors import DataError
-from t3c.nn.inputs import Inputs, call
+from t3c.nn.inputs import Inputs, call, tensors
 from t3c.nn.layers import ElasticLayer
 from t3c.nn.view import at, elastic_layers
 from t3c.spec import LayerPoint
@@ -26,8 +26,9 @@ PROBES = 24
 class LayerSensitivity:
     """One layer at the calibration samples: its input, its output's adjoints (probes, batch, ...).
 
-    `weight` (probes,) makes the squared projections add up to the squared norm of the output
-    change, exactly for unit probes and in expectation for random ones.
+    `probe_weight` makes the squared projections add up to the squared norm of the output change,
+    exactly for unit probes and in expectation for random ones. Drift is from the full view, which
+    training keeps close to the original; certificates are from the original itself.
     """
 
     layer: ElasticLayer
@@ -59,6 +60,11 @@ def layer_sensitivities(
         def hook(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
             if name in taken:
                 raise DataError(f"layer {name!r} runs twice in one forward pass")
+            if len(out) % len(tensors(inputs)[0]):
+                raise DataError(
+                    f"layer {name!r}: {len(out)} rows are not those of {len(tensors(inputs)[0])} "
+                    "samples: the batch must come first"
+                )
             taken[name] = (args[0].detach(), out)
 
         return layer.register_forward_hook(hook)

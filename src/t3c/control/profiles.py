@@ -25,12 +25,14 @@ def pick_profiles(
         raise SpecError("at least one profile name is needed")
     useful = [a for a in path if a.drift <= worst_drift] or [path[-1]]
     low, high = (max(a.drift, 1e-9) for a in (useful[-1], useful[0]))
+    count = min(len(names), len(useful))
     picked: list[Allocation] = [useful[-1]]
-    for index in range(1, len(names)):
-        target = low * (high / low) ** (index / (len(names) - 1))
-        below = [a for a in useful if a.cost < picked[-1].cost]
-        if below:
-            picked.append(min(below, key=lambda a: abs(math.log(max(a.drift, 1e-9) / target))))
+    last = len(useful) - 1
+    for index in range(1, count):
+        target = low * (high / low) ** (index / (count - 1))
+        room = range(count - 1 - index, last)  # as many below as are still to be picked
+        last = min(room, key=lambda i: abs(math.log(max(useful[i].drift, 1e-9) / target)))
+        picked.append(useful[last])
     picked.reverse()
     chosen = names[len(names) - len(picked) :]
     return ProfileChain(

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from t3c.artifact.devices import Device
 from t3c.baselines import BASELINES
@@ -23,6 +22,7 @@ from t3c.runtime.engines import Session
 from t3c.runtime.engines.openvino import OpenVINO
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.measured import time_sessions
+from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import Runtime
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Profile
 
@@ -43,7 +43,7 @@ class Drift(Frozen):
 
 
 class Variant(Frozen):
-    """One row of a comparison."""
+    """One row of a comparison; `flops` are those of the elastic layers."""
 
     name: str
     method: str
@@ -65,7 +65,7 @@ class Result(Frozen):
     """What `demo` and `bench` print as JSON."""
 
     device: Device
-    variants: tuple[Variant, ...]
+    variants: tuple[Variant, ...] = Field(min_length=1)
     monotone: Monotone
     artifact: str
 
@@ -106,6 +106,8 @@ def bench(
     if unknown:
         known = ", ".join(["full", *BASELINES])
         raise DataError(f"unknown baseline {', '.join(unknown)}: there are {known}")
+    if len(runtime.inputs) != 1:
+        raise DataError("comparisons are made of models with one input")
     if not original.is_file():
         raise DataError(f"{original}: no such file: --original names the original model in ONNX")
     raw = original.read_bytes()
@@ -202,14 +204,8 @@ def _params(runtime: Runtime, name: str) -> int:
 
 def read_data(path: Path, calibration: Path) -> Data:
     """Test data from an .npz with `x` and, if there are labels, `y`; calibration with `x`."""
-    from t3c.runtime.reading import read_arrays
-
     test, other = read_arrays(path), read_arrays(calibration)
     for arrays, where in ((test, path), (other, calibration)):
         if "x" not in arrays:
             raise DataError(f"{where}: no array x: it holds {', '.join(arrays)}")
     return Data(test["x"], test.get("y"), other["x"])
-
-
-def to_json(result: Result) -> dict[str, Any]:
-    return result.model_dump(mode="json")

@@ -79,10 +79,11 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     arrays = _data(digits)
     result = bench(runtime, out / "original.onnx", arrays, say=say)
     latencies = [c.latency_ms for c in runtime.candidates if c.latency_ms is not None]
+    middle = len(runtime.candidates) // 2
     budgets = [
         Budget(latency_ms=latencies[0] * 1.01),
-        Budget(latency_ms=latencies[2] * 1.01),
-        Budget(drift=runtime.candidates[-2].drift),
+        Budget(latency_ms=latencies[middle] * 1.01),
+        Budget(drift=runtime.candidates[max(0, len(runtime.candidates) - 2)].drift),
     ]
     asked = []
     for budget in budgets:

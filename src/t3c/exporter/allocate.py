@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
-from t3c.certify.sensitivity import layer_sensitivities
+from t3c.certify.sensitivity import EXACT_OUTPUTS, layer_sensitivities
 from t3c.control.knapsack import allocations
 from t3c.control.menu import Option, chain, menu
 from t3c.control.profiles import pick_profiles
 from t3c.convert import LayerPlan
 from t3c.cost.work import stored_bytes
-from t3c.nn.inputs import Inputs
+from t3c.nn.inputs import Inputs, select
 from t3c.runtime.engines import Engine
 from t3c.runtime.measured import time_layer
 from t3c.spec import LayerPoint, Menu, ProfileChain
 
 Say = Callable[[str], object]
+SAMPLES, ADJOINT_BYTES = 32, 4 << 30
 
 
 @dataclass(frozen=True)
 class Allocated:
-    """The timings it was based on, the menu of each layer, and the profiles."""
+    """The menu of each layer, and the profiles."""
 
-    timings: tuple[LayerTiming, ...]
     menus: Mapping[str, Menu]
     profiles: ProfileChain
 
@@ -37,12 +37,18 @@ def time_layers(engine: Engine, plans: Sequence[LayerPlan], say: Say) -> tuple[L
     timings: list[LayerTiming] = []
     for index, plan in enumerate(plans):
         spec = plan.spec
-        key = (spec.dense_shape, spec.stride, spec.padding, spec.dilation, spec.in_size, plan.ranks)
+        key = (replace(spec, name=""), plan.ranks)
         if key not in shared:
             say(f"timing layer {index + 1} of {len(plans)}: {spec.name}")
             shared[key] = time_layer(engine, spec, plan.ranks)
         timings += [t.model_copy(update={"layer": spec.name}) for t in shared[key]]
     return tuple(timings)
+
+
+def affordable(plans: Sequence[LayerPlan]) -> int:
+    """How many samples' adjoints of all layers fit into memory at once."""
+    floats = sum(p.spec.out_channels * p.spec.out_positions for p in plans) * EXACT_OUTPUTS
+    return int(min(SAMPLES, max(2, ADJOINT_BYTES // (4 * floats))))
 
 
 def allocate(
@@ -64,7 +70,7 @@ def allocate(
     full_ms = sum(best[name, top.rank] for name, top in tops.items())
     full_bytes = sum(stored_bytes(p.spec, tops[p.spec.name]) for p in plans)
     chains = {}
-    sensitivities = layer_sensitivities(model, samples)
+    sensitivities = layer_sensitivities(model, select(samples, slice(0, affordable(plans))))
     for plan in plans:
         name = plan.spec.name
         options = []
@@ -75,4 +81,4 @@ def allocate(
             options.append(Option(point, cost, sensitivities[name].squared_drift(point)))
         chains[name] = chain(options)
     profiles = pick_profiles(allocations(chains), worst_drift)
-    return Allocated(timings, {n: menu(options) for n, options in chains.items()}, profiles)
+    return Allocated({n: menu(options) for n, options in chains.items()}, profiles)

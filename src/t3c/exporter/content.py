@@ -138,11 +138,16 @@ def _pack(
 def _codes(
     weight: torch.Tensor, gains: torch.Tensor, factor: torch.Tensor | None, bits: tuple[int, ...]
 ) -> StageCodes:
-    """A stage ready to be stored; a factor on its rows scales codes' grids, not the codes."""
+    """A stage ready to be stored; of a factor on its rows the sign goes into the codes, the size
+    into the scales, so that the codes are those of training."""
+    grid = row_scale(weight)
+    size = torch.ones_like(grid)
     if factor is not None:
-        weight = weight * factor.reshape(-1, *([1] * (weight.dim() - 1)))
-    views = {q: view_scale(weight, gains, q).numpy() for q in bits}
-    return StageCodes(weight.contiguous().numpy(), row_scale(weight).numpy(), views)
+        size = factor.abs().clamp_min(1e-20)  # a scale is positive, also of a row that is off
+        sign = torch.where(factor < 0, -1.0, 1.0)
+        weight = weight * sign.reshape(-1, *([1] * (weight.dim() - 1)))
+    views = {q: (view_scale(weight, gains, q) * size).numpy() for q in bits}
+    return StageCodes(weight.contiguous().numpy(), grid.numpy(), views)
 
 
 def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple[str, ...]:

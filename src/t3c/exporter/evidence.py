@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,19 +97,19 @@ def calibrate(
     )
     specs, chain = artifact.manifest.specs, artifact.manifest.chain
     mixtures = _mixtures(artifact, seed)
-    ranges = _widest_ranges(artifact)
+    widest = _widest_ranges(artifact)
     everything = [*chain, *mixtures]
     forms = {p.name: empty.forms(specs, p.points) for p in everything}
+    ranges = {p.name: artifact.ranges(p.name) for p in chain} | {p.name: widest for p in mixtures}
+    bits = empty.device.weight_bits
     sessions = {
-        p.name: engine.compile(
-            assemble(artifact, p, forms[p.name], ranges, empty.device.weight_bits)
-        )
+        p.name: engine.compile(assemble(artifact, p, forms[p.name], ranges[p.name], bits))
         for p in everything
     }
     one = [value.numpy() for value in tensors(select(samples, slice(0, 1)))]
     measured = time_sessions(sessions, one, rounds)
     rows = {p.name: features(specs, p, forms[p.name]) for p in everything}
-    held = [p.name for p in mixtures[:HELD_OUT]]
+    held = [p.name for p in mixtures[: min(HELD_OUT, len(mixtures) // 2)]]
     fitted = [p.name for p in everything if p.name not in held]
     proxy = fit_proxy(
         [rows[n] for n in fitted],
@@ -180,22 +179,27 @@ def _difference(a: Array, b: Array) -> float:
 
 
 def _mixtures(artifact: Artifact, seed: int) -> list[Profile]:
-    """Profiles that take each layer's point from one of the artifact's, so all are stored."""
+    """Profiles that take each layer's point from one of the artifact's, so all are stored.
+
+    None is drawn twice or is one of the artifact's own, so that what is held out is new.
+    """
     rng = np.random.default_rng(seed)
     chain = list(artifact.manifest.chain)
-    return [
-        Profile(
-            f"mixture{index}",
-            {n: chain[rng.integers(len(chain))].points[n] for n in artifact.manifest.specs},
-        )
-        for index in range(MIXTURES)
-    ]
+    seen = {tuple(profile.points.values()) for profile in chain}
+    mixtures: list[Profile] = []
+    for _ in range(10 * MIXTURES):
+        drawn = {n: chain[rng.integers(len(chain))].points[n] for n in artifact.manifest.specs}
+        if tuple(drawn.values()) not in seen and len(mixtures) < MIXTURES:
+            seen.add(tuple(drawn.values()))
+            mixtures.append(Profile(f"mixture{len(mixtures)}", drawn))
+    return mixtures
 
 
-def _widest_ranges(artifact: Artifact) -> Mapping[str, tuple[float, float]]:
-    """Ranges any mixture can run with; the time does not depend on them."""
-    dense = artifact.dense()
-    stacked = np.stack([dense[f"ranges/{p.name}"] for p in artifact.manifest.profiles])
-    low, high = np.nanmin(stacked[..., 0], axis=0), np.nanmax(stacked[..., 1], axis=0)
-    names = artifact.manifest.model.quantized
-    return {n: (float(lo), float(hi)) for n, lo, hi in zip(names, low, high, strict=True)}
+def _widest_ranges(artifact: Artifact) -> dict[str, tuple[float, float]]:
+    """Ranges any mixture can run with."""
+    widest: dict[str, tuple[float, float]] = {}
+    for profile in artifact.manifest.profiles:
+        for name, (low, high) in artifact.ranges(profile.name).items():
+            before = widest.get(name, (low, high))
+            widest[name] = (min(low, before[0]), max(high, before[1]))
+    return widest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, Ledger
 from t3c.artifact.folder import staged
+from t3c.certify.conformal import least_samples
 from t3c.convert import state_of
 from t3c.errors import DataError, SpecError
 from t3c.exporter import content, evidence
@@ -22,16 +24,17 @@ from t3c.runtime.engines import open_engine
 from t3c.runtime.runtime import Runtime
 from t3c.spec import ImageSpec, ProfileChain
 
-SENSITIVITY_SAMPLES, PARITY_SAMPLES = 32, 16
+PARITY_SAMPLES = 16
 
 
 @dataclass(frozen=True)
 class ExportConfig:
     """What to export for, and how.
 
-    `worst_drift` is where the smallest profile starts: the first-order drift, relative to the
-    output, that is still of use. `size_weight` is what bytes count for against time when layer
-    points are allocated. `delta` is the share of samples `epsilon` may miss.
+    `worst_drift` is where the smallest profile starts: the first-order drift from the trained full
+    view, relative to the output, that is still of use. `size_weight` is what bytes count for
+    against time when layer points are allocated. `delta` is the share of samples `epsilon` may
+    miss.
     """
 
     engine: str = "openvino"
@@ -104,9 +107,8 @@ def export(
             say(f"timing layer points on {engine.name}, {engine.threads} threads")
             timings = time_layers(engine, state.plan.layers, say)
             say("allocating ranks and bits")
-            few = select(slices.quantizer, slice(0, SENSITIVITY_SAMPLES))
             allocated = allocate(
-                model, few, state.plan.layers, timings,
+                model, slices.quantizer, state.plan.layers, timings,
                 worst_drift=config.worst_drift, size_weight=config.size_weight,
             )  # fmt: skip
             say("packing weights, observing activation ranges")
@@ -116,7 +118,7 @@ def export(
             )  # fmt: skip
             say("timing profiles")
             table = evidence.calibrate(
-                artifact, engine, timings, few, rounds=config.rounds, seed=config.seed
+                artifact, engine, timings, slices.quantizer, rounds=config.rounds, seed=config.seed
             )
             artifact.add_device(table)
             runtime = Runtime(artifact, config.engine, config.threads)
@@ -139,10 +141,10 @@ def split(samples: Inputs, config: ExportConfig) -> Slices:
     """A sixth for the quantizers, a sixth to scale the certificates, the rest to score them."""
     count = len(tensors(samples)[0])
     order = torch.randperm(count, generator=torch.Generator().manual_seed(config.seed))
-    sixth = count // 6
-    needed = round(1 / config.delta) - 1
-    if sixth < 1 or count - 2 * sixth < needed:
-        least = -(-needed * 3 // 2) + 1
+    sixth = max(1, count // 6)
+    needed = least_samples(config.delta)
+    if count - 2 * sixth < needed:
+        least = next(n for n in itertools.count(3) if n - 2 * max(1, n // 6) >= needed)
         raise DataError(
             f"{count} calibration samples are too few for delta={config.delta:g}: "
             f"at least {least} are needed"

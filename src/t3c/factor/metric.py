@@ -7,11 +7,12 @@ from torch import Tensor
 
 
 def whitening(moment: Tensor | None, size: int, ridge: float = 1.0) -> tuple[Tensor, Tensor]:
-    """C^{1/2} and C^{-1/2}, each (size, size) in float64, of a second moment C = E[a a^T].
+    """C^{1/2} and C^{-1/2}, each (size, size) in float64, of a second moment with a ridge.
 
-    The ridge is relative to the mean eigenvalue. It keeps directions the data never used, and a
-    large one serves the network's output better than the layer's own: what a layer's output is
-    used for is not in C. Without a moment both are the identity, which is the plain metric.
+    C is the moment E[a a^T] plus `ridge` times its mean eigenvalue on the diagonal. The ridge keeps
+    directions the data never used, and a large one serves the network's output better than the
+    layer's own: what a layer's output is used for is not in the moment. Without a moment both are
+    the identity, which is the plain metric.
     """
     if moment is None:
         eye = torch.eye(size, dtype=torch.float64)

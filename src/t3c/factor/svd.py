@@ -11,8 +11,8 @@ from t3c.factor.metric import whitening
 def svd_stages(weight: Tensor, moment: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Stages reduce (K, n) and expand (m, K), K = min(m, n), of a matrix (m, n).
 
-    Prefix k is the best rank-k approximation in the metric of `moment` (n, n):
-    it minimises E ||(W - W_k) a||^2 over inputs a with E[a a^T] = moment.
+    Prefix k is the best rank-k approximation in the metric C of `whitening`: it minimises
+    tr (W - W_k) C (W - W_k)^T, which is E ||(W - W_k) a||^2 for inputs a with E[a a^T] = C.
     The columns of `expand` are orthonormal; the singular values sit in `reduce`, each of whose
     rows has a scale of its own when it is quantized.
     """

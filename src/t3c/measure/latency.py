@@ -29,7 +29,6 @@ def interleave(
     candidates: Mapping[str, Callable[[], object]],
     rounds: int,
     warmup: int = 20,
-    on_round: Callable[[], object] | None = None,
 ) -> dict[str, Latency]:
     """Time each candidate once a round, in an order drawn anew each round.
 
@@ -48,6 +47,4 @@ def interleave(
             start = time.perf_counter_ns()
             call()
             times[name].append((time.perf_counter_ns() - start) / 1e6)
-        if on_round is not None:
-            on_round()
     return {name: quantiles(samples) for name, samples in times.items()}

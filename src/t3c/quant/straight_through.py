@@ -31,9 +31,11 @@ def fit_gains(weight: Tensor) -> Tensor:
     gains = []
     for bits in VIEWS:
         grid = midpoints(weight, scale, bits).flatten(1)
-        fitted = (grid * weight.detach().flatten(1)).sum(1) / grid.square().sum(1)
+        energy = grid.square().sum(1)  # 0 for a row of zeros in 8 bits
+        fitted = (grid * weight.detach().flatten(1)).sum(1) / energy.clamp_min(1e-12)
         nominal = scale * 2 ** (MAX_BITS - bits)
-        gains.append((fitted / nominal).clamp(0.25, 4.0).log())
+        gain = torch.where(energy > 0, fitted / nominal, 1.0)
+        gains.append(gain.clamp(0.25, 4.0).log())
     return torch.stack(gains)
 
 

@@ -52,7 +52,11 @@ def answer_json(runtime: Runtime, answer: Answer) -> dict[str, Any]:
     classes = runtime.artifact.manifest.model.classes
     rows = []
     for output in answer.output:
-        row: dict[str, Any] = {"shape": list(output.shape), "classes": []}
+        row: dict[str, Any] = {
+            "shape": list(output.shape),
+            "output": output.tolist(),
+            "classes": [],
+        }
         if classes is not None and output.ndim == 1 and len(output) == len(classes):
             shares = np.exp(output - output.max())
             shares = shares / shares.sum()

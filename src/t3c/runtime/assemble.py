@@ -126,6 +126,8 @@ def assemble(
     dense = artifact.dense()
     model_inputs = [i for i in graph.input if i.name not in dense]
     for initializer in graph.initializer:
+        if initializer.data_location == TensorProto.EXTERNAL:
+            raise CorruptError(f"{artifact.path}: {initializer.name!r} lies outside of the graph")
         builder.constant(initializer.name, numpy_helper.to_array(initializer))
     used = {name for node in graph.node for name in node.input}
     for name, value in dense.items():

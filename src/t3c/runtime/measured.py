@@ -56,11 +56,10 @@ def time_sessions(
     sessions: Mapping[str, Session],
     inputs: list[Array],
     rounds: int,
-    on_round: Callable[[], object] | None = None,
 ) -> dict[str, Latency]:
     """Latency of each session on the same input, taken in turns."""
     calls = {name: _runner(session, inputs) for name, session in sessions.items()}
-    return interleave(calls, rounds, on_round=on_round)
+    return interleave(calls, rounds)
 
 
 def _runner(session: Session, inputs: list[Array]) -> Callable[[], object]:

@@ -110,18 +110,9 @@ class Runtime:
 
     def graph(self, profile: Profile) -> onnx.ModelProto:
         """The graph the engine runs for a profile of the artifact."""
-        ranges = self.ranges(profile.name)
+        ranges = self.artifact.ranges(profile.name)
         forms, bits = self.forms[profile.name], self.device.weight_bits
         return assemble(self.artifact, profile, forms, ranges, bits)
-
-    def ranges(self, profile: str) -> dict[str, tuple[float, float]]:
-        """The activation ranges a profile was calibrated with."""
-        values = self.artifact.dense()[f"ranges/{profile}"]
-        names = self.artifact.manifest.model.quantized
-        known = np.isfinite(values).all(axis=1)
-        return {
-            n: (float(v[0]), float(v[1])) for n, v, k in zip(names, values, known, strict=True) if k
-        }
 
     def _named(self, profile: str) -> Choice:
         return Choice(self.chain[profile].name, "asked for by name")

@@ -44,8 +44,9 @@ class Choice:
 def select(candidates: Sequence[Candidate], budget: Budget) -> Choice:
     """With limits, the least drift that meets them; with a cap alone, the fastest within it.
 
-    More of a resource is never worse: the candidates that meet a looser budget include those that
-    meet a tighter one, and drift falls along the chain.
+    Among budgets that limit a resource, more of it is never worse: the candidates that meet a
+    looser budget include those that meet a tighter one, and drift falls along the chain; where
+    nothing fits, the smallest stands below all. A cap alone asks another question, for speed.
     """
     assert candidates
     if not budget.limited:
@@ -53,9 +54,9 @@ def select(candidates: Sequence[Candidate], budget: Budget) -> Choice:
     met = [c for c in candidates if c.meets(budget)]
     if not met:
         missing = _unknown(candidates, budget)
-        fastest = candidates[0]
-        warning = f"no profile meets the limits{missing}: {fastest.profile}, the smallest, serves"
-        return Choice(fastest.profile, "nothing meets the limits", (warning,))
+        smallest = candidates[0]
+        warning = f"no profile meets the limits{missing}: {smallest.profile}, the smallest, serves"
+        return Choice(smallest.profile, "nothing meets the limits", (warning,))
     best = _least_drift(met)
     reason = f"the least drift of {len(met)} profiles within the limits"
     return Choice(best.profile, reason, _cap_warnings(best, budget))

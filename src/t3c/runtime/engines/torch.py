@@ -28,13 +28,14 @@ class Torch:
         self.threads = threads
 
     def compile(self, model: onnx.ModelProto) -> TorchSession:
-        return TorchSession(model)
+        return TorchSession(model, self.threads)
 
 
 class TorchSession:
     """A graph and its constants."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, threads: int | None = None) -> None:
+        self.threads = threads
         graph = model.graph
         self.constants = {
             i.name: torch.from_numpy(numpy_helper.to_array(i).copy()) for i in graph.initializer
@@ -52,7 +53,12 @@ class TorchSession:
         }
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        return [value.numpy() for value in self.observe(inputs)]
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            return [value.numpy() for value in self.observe(inputs)]
+        finally:
+            torch.set_num_threads(before)
 
     @torch.no_grad()
     def observe(
