@@ -112,6 +112,24 @@ def test_audit(made: Made) -> None:
     assert done.returncode == 0
 
 
+def test_without_arguments_it_helps() -> None:
+    done = t3c()
+    assert done.returncode == 0
+    assert "inspect" in done.stdout
+    assert t3c("--version").stdout.startswith("t3c ")
+
+
+def test_names_are_printed_as_they_are(copied: Path) -> None:
+    (copied / "ledger.json").unlink()
+    for table in (copied / "devices").iterdir():
+        table.unlink()
+    raw = json.loads((copied / MANIFEST).read_text())
+    raw["model"]["name"] = "[/x] [bold]"
+    (copied / MANIFEST).write_text(json.dumps(raw))
+    done = t3c("inspect", copied)
+    assert (done.returncode, done.stdout[:11]) == (0, "[/x] [bold]")
+
+
 def test_bad_artifacts(made: Made, copied: Path, flip: Callable[[Path, int], None]) -> None:
     one = made.folder / "one.npy"
     refused("nowhere: no such artifact folder", "inspect", "nowhere")
@@ -161,6 +179,11 @@ def test_bad_requests(made: Made, tmp_path: Path) -> None:
     refused("unknown baseline magic", "bench", artifact, "--against", "magic")
     refused("no such file", "bench", artifact, "--data", tmp_path / "none.npz")
     refused("no such file", "report", artifact, "--bench", tmp_path / "none.json")
+    Image.new("L", (20000, 20000)).save(tmp_path / "bomb.png")
+    refused("neither an array nor a picture", "run", artifact, "--input", tmp_path / "bomb.png")
+    np.savez(tmp_path / "small.npz", x=np.zeros((4, 1, 10, 32), np.float32))
+    refused("does not fit", "bench", artifact, "--data", tmp_path / "small.npz")
+    refused("[Nn]ot a directory", "demo", "--out", one / "x")
     refused("[Nn]o such option", "inspect", artifact, "--colour")
     refused("[Mm]issing", "run", artifact)
     refused("[Nn]o such command", "fly")

@@ -152,6 +152,12 @@ def test_batches() -> None:
     assert split_batch((x, y))[1] is y
     assert split_batch({"a": x})[1] is None
     assert len(gather([(x, y), (x, y)])) == 8
+    assert len(gather([[x], [x]])) == 8
+    assert not gather([x.clone().requires_grad_()]).requires_grad
+    with pytest.raises(DataError, match="an iterable of batches"):
+        gather(x)
+    with pytest.raises(DataError, match="a batch has inputs of"):
+        gather([x, torch.zeros(4, 3)])
     for bad in ([], [(x[:0], y[:0])]):
         with pytest.raises(DataError, match="empty"):
             gather(bad)
@@ -169,3 +175,43 @@ def test_batches() -> None:
 def test_impossible_configs(wrong: dict[str, object]) -> None:
     with pytest.raises(SpecError):
         ElasticConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_failed_conversion_leaves_the_model_as_it_was() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert isinstance(self.b, nn.Linear)
+            y: Tensor = self.b(self.a(x))
+            return y
+
+    model = Picky().train()
+    before = model(torch.ones(2, 64))
+    with pytest.raises(AssertionError):
+        elasticize_(model, torch.ones(2, 64))
+    assert type(model.a) is nn.Linear
+    assert model.training
+    torch.testing.assert_close(model(torch.ones(2, 64)), before)
+    with pytest.raises(ConvertError, match="does not take the example"):
+        elasticize_(model, torch.ones(2, 3))
+    model.a.bias.data[0] = float("nan")
+    with pytest.raises(ConvertError, match=r"parameter 'a\.bias' holds NaN"):
+        elasticize_(model, torch.ones(2, 64))
+
+
+def test_layers_that_are_more_than_a_layer_are_left() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    model[0].register_forward_hook(lambda module, args, out: out * 2)
+    torch.nn.utils.parametrizations.weight_norm(model[1])
+    report = elasticize_(model, torch.ones(2, 64))
+    assert [p.spec.name for p in report.converted] == ["2"]
+    assert ("0", "it has hooks of its own") in report.skipped
+
+
+def test_outputs_without_samples_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Flatten(0))
+    with pytest.raises(ConvertError, match=r"the output has shape \(128,\) for 2 samples"):
+        elasticize_(model, torch.ones(2, 64))

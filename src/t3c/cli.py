@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -28,12 +29,12 @@ from t3c.version import __version__
 app = typer.Typer(
     name="t3c",
     help="One trained network, one artifact, any budget.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-err = Console(stderr=True)
+out_console = Console(markup=False, highlight=False)
+err = Console(stderr=True, markup=False, highlight=False)
 
 ArtifactArg = Annotated[Path, typer.Argument(help="An artifact folder, NAME.t3c")]
 EngineOpt = Annotated[str, typer.Option(help="openvino, onnxruntime or torch")]
@@ -43,8 +44,9 @@ JsonOpt = Annotated[bool, typer.Option("--json", help="Print exactly one JSON ob
 
 def main() -> None:
     """Run the command line; bad input is one line and exit code 2."""
+    logging.getLogger("t3c").addHandler(logging.NullHandler())  # warnings are in the answers
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:
         _fail(error.format_message())
     except T3CError as error:
@@ -52,11 +54,28 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except MemoryError:
+        _fail("there is not enough memory for this")
     except OSError as error:
         _fail(f"{error.filename or 'input and output'}: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"t3c {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def t3c(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which")
+    ] = False,
+) -> None:
+    """One trained network, one artifact, any budget."""
 
 
 @app.command()
@@ -68,6 +87,7 @@ def demo(
     _need("torch", "train")
     from t3c.experiments.demo import run_demo
 
+    out.mkdir(parents=True, exist_ok=True)
     with _progress() as progress:
         tasks: dict[str, TaskID] = {}
 
@@ -76,7 +96,7 @@ def demo(
                 tasks[name] = progress.add_task(name, total=total)
             progress.update(tasks[name], completed=step)
 
-        done = run_demo(out, lambda text: progress.console.print(f"[dim]·[/] {text}"), watch)
+        done = run_demo(out, lambda text: progress.console.print(f"· {text}"), watch)
     payload = done.result.model_dump(mode="json")
     bench_file, page = out / "bench.json", out / "report.html"
     write_atomic(bench_file, json.dumps(payload, indent=1).encode())
@@ -85,13 +105,13 @@ def demo(
         _print_json(payload)
         return
     print_variants(payload)
-    console = Console()
+    console = out_console
     for asked in done.asked:
         bound = "not certified here"
         if asked.epsilon is not None:
             bound = f"within {asked.epsilon:.3f} of the original for 95% of inputs"
         console.print(
-            f"asked for {asked.budget}: [bold]{asked.profile}[/] answered "
+            f"asked for {asked.budget}: {asked.profile} answered "
             f"{asked.prediction} (truth {asked.truth}), {bound}"
         )
         for warning in asked.warnings:
@@ -119,10 +139,10 @@ def inspect(
     if as_json:
         _print_json(summary)
         return
-    console = Console()
+    console = out_console
     model = opened.manifest.model
     console.print(
-        f"[bold]{model.name}[/]: {model.parameters:,} parameters, "
+        f"{model.name}: {model.parameters:,} parameters, "
         f"{len(opened.manifest.layers)} elastic layers, {summary['bytes'] / 1e6:.3f} MB on disk"
     )
     table = Table("profile", "size MB", "mean bits", "epsilon", *summary["devices"])
@@ -131,7 +151,7 @@ def inspect(
         size, bits = f"{row['size_bytes'] / 1e6:.3f}", f"{row['mean_bits']:.1f}"
         table.add_row(row["name"], size, bits, cell(row["epsilon"], ".4f"), *times)
     console.print(table)
-    console.print(f"content {summary['content']}{', hashes verified' if verify else ''}")
+    console.print(f"content {summary['content']}{', content hashes verified' if verify else ''}")
 
 
 @app.command()
@@ -157,7 +177,7 @@ def run(
     if as_json:
         _print_json(payload)
         return
-    console = Console()
+    console = out_console
     for row in payload["answers"]:
         top = ", ".join(f"{item['class']} ({item['probability']:.3f})" for item in row["classes"])
         console.print(top or f"output of shape {row['shape']}")
@@ -202,9 +222,9 @@ def bench(
         runtime,
         original or beside / "original.onnx",
         read_data(data or beside / "test.npz", calibration or beside / "calibration.npz"),
-        tuple(name for name in against.split(",") if name),
+        tuple(name.strip() for name in against.split(",") if name.strip()),
         rounds=rounds,
-        say=lambda text: err.print(f"[dim]·[/] {text}"),
+        say=lambda text: err.print(f"· {text}"),
     )
     payload = result.model_dump(mode="json")
     if as_json:
@@ -226,7 +246,7 @@ def audit(
     if as_json:
         _print_json(found.to_json())
     else:
-        console = Console()
+        console = out_console
         console.print(
             f"{found.budgets} budgets: {found.monotone_violations} monotone violations, "
             f"{found.budget_violations} over a budget that could be met, "
@@ -262,13 +282,7 @@ def report(
         ) from error
     page = out or artifact.parent / "report.html"
     _write_report(result, Artifact(artifact), page)
-    Console().print(str(page), soft_wrap=True)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    Console().print(__version__)
+    out_console.print(str(page), soft_wrap=True)
 
 
 def _write_report(result: Any, artifact: Artifact, page: Path) -> None:

@@ -21,6 +21,7 @@ from t3c.spec import MAX_BITS, MIN_BITS, Factorization, Kind, LayerSpec
 
 STATE = "_t3c_state"
 Sizes = tuple[tuple[int, int], tuple[int, int]]
+SAME = 1e-3  # how far full rank in float32 may be from the original
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ def plan_conversion(
     config = config or ElasticConfig()
     if _kind_of(model) is not None:
         raise ConvertError("the model is a single layer: wrap it in nn.Sequential")
-    sizes = _observe_sizes(model, example)
     shared = _shared_weights(model)
+    sizes = _observe_sizes(model, example)
     layers, skipped = [], []
     for name, module in model.named_modules():
         kind = _kind_of(module)
@@ -177,22 +178,49 @@ def elasticize_(
     check_finite(example, "the example")
     training = model.training
     model.eval()
+    replaced: dict[str, nn.Module] = {}
     try:
         plan = plan_conversion(model, example, config)
+        _check_parameters(model)
         original = copy.deepcopy(model).requires_grad_(False)
         moments = _observe_moments(model, plan, calibration) if calibration is not None else {}
         with torch.no_grad():
-            before = call(original, example)
+            before = _checked_output(original, example)
             for layer in plan.layers:
                 name = layer.spec.name
-                elastic = _elastic(layer, model.get_submodule(name), moments.get(name))
-                replace_(model, name, elastic)
-            after = call(model, example)
+                replaced[name] = model.get_submodule(name)
+                replace_(model, name, _elastic(layer, replaced[name], moments.get(name)))
+            error = _relative(call(model, example), before)
+        if not error <= SAME:
+            raise ConvertError(f"the elastic model differs from the original by {error:.3g}")
         model.__dict__[STATE] = ElasticState(original, plan, example)
     finally:
+        if STATE not in model.__dict__:
+            for name, module in replaced.items():
+                replace_(model, name, module)
         model.train(training)
-    error = float((after - before).norm() / before.norm().clamp_min(1e-12))
     return Report(plan.layers, plan.skipped, _count(original, plan), error)
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, value in model.named_parameters():
+        if not bool(torch.isfinite(value).all()):
+            raise ConvertError(f"parameter {name!r} holds NaN or infinite values")
+
+
+def _checked_output(model: nn.Module, example: Inputs) -> Tensor:
+    output = call(model, example)
+    batch = tensors(example)[0].shape[0]
+    if output.dim() < 2 or output.shape[0] != batch:
+        raise ConvertError(
+            f"the output has shape {tuple(output.shape)} for {batch} samples: "
+            "(samples, outputs, ...) is needed"
+        )
+    return output
+
+
+def _relative(output: Tensor, wanted: Tensor) -> float:
+    return float((output - wanted).norm() / wanted.norm().clamp_min(1e-12))
 
 
 def _kind_of(module: nn.Module) -> Kind | None:
@@ -217,6 +245,10 @@ def _reason_to_skip(
         raise ConvertError(
             f"layer {name!r}: its weight is {weight.dtype}: call model.float() first"
         )
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return "its weight is computed from others"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "it has hooks of its own"
     if name in shared:
         return f"its weight is that of {shared[name]}"
     if name not in sizes:
@@ -330,6 +362,8 @@ def _observe_sizes(model: nn.Module, example: Inputs) -> dict[str, list[Sizes]]:
     training = model.training
     try:
         call(model.eval(), example)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ConvertError(f"the model does not take the example: {error}") from error
     finally:
         model.train(training)
         for hook in hooks:

@@ -36,6 +36,8 @@ class Budget:
             value = getattr(self, name)
             if value is None:
                 continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise BudgetError(f"{name} must be a number, got {value!r}")
             if not value > 0:
                 raise BudgetError(f"{name} must be positive, got {value:g}")
             if math.isinf(value):
@@ -296,6 +298,10 @@ class Latency:
     ci95: tuple[float, float]
     samples: int
 
+    def __post_init__(self) -> None:
+        if not 0 < self.p50 <= self.p90 <= self.p99 or self.samples < 1:
+            raise SpecError(f"latency quantiles must be positive and rise, got {self}")
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -321,6 +327,9 @@ class Certificate:
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise SpecError(f"delta must be between 0 and 1, got {self.delta:g}")
+        figures = (self.mean, self.first_order, self.epsilon)
+        if min(*figures, self.absolute_mean, self.absolute_epsilon) < 0 or self.samples < 1:
+            raise SpecError(f"profile {self.profile!r}: drifts cannot be negative")
 
 
 @dataclass(frozen=True)
@@ -335,5 +344,7 @@ class ImageSpec:
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise SpecError("an image has 1 or 3 channels, with a mean and a std for each")
-        if min(self.height, self.width) < 1 or min(self.std) <= 0:
-            raise SpecError("an image has a positive size and positive stds")
+        if not all(0 < side <= 8192 for side in (self.height, self.width)):
+            raise SpecError(f"an image has sides of 1 to 8192, got {self.height}x{self.width}")
+        if min(self.std) <= 0:
+            raise SpecError("an image has positive stds")

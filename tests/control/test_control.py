@@ -72,7 +72,7 @@ def test_allocations_are_nested_and_the_best_of_their_cost(grids: list[list[Opti
     path = allocations(chains)
     for below, above in itertools.pairwise(path):
         assert all(below.points[n] <= above.points[n] for n in chains)
-        assert below.cost < above.cost
+        assert below.cost <= above.cost  # equal when a step is lost in rounding
         assert below.squared_drift > above.squared_drift
     assert path[-1].points == {n: c[-1].point for n, c in chains.items()}
     everything = [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import t3c
 from conftest import Made
@@ -18,7 +19,8 @@ from t3c.convert import LayerPlan, elasticize_, state_of
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
 from t3c.exporter import ExportConfig, export
 from t3c.exporter.export import split
-from t3c.spec import Form
+from t3c.runtime.engines import ENGINES
+from t3c.spec import Form, ImageSpec
 
 
 def test_every_profile_was_measured_and_certified(made: Made) -> None:
@@ -120,6 +122,56 @@ def test_linear_layers_over_tokens_and_several_inputs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(out, rt({"input0": a, "input1": b}))
 
 
+class Parts(nn.Module):
+    """What networks are made of, in one: each a node the reference engine has to know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 32)
+        self.point = nn.Conv2d(32, 64, 1)
+        self.deep = nn.Conv2d(64, 64, 3, stride=2, padding=2, dilation=2, groups=2)
+        self.pool = nn.AvgPool2d(2)
+        self.head = nn.Linear(64, 10)
+        self.head.weight.data[3] = 0  # a row that was pruned
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        f = nn.functional
+        x = f.relu6(self.norm(self.stem(x)))
+        x = f.leaky_relu(self.point(x))
+        a, b = f.hardswish(self.deep(x)).chunk(2, dim=1)
+        x = self.pool(torch.cat([f.elu(a), f.softplus(b)], dim=1))
+        return {"logits": self.head(f.adaptive_avg_pool2d(x, 1).flatten(1))}
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
+def test_parts_of_networks_on_the_engine_they_were_exported_for(
+    engine: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, x = Parts().eval(), torch.randn(60, 3, 12, 20)
+    elasticize_(model, x[:1])
+    config = ExportConfig(engine=engine, rounds=2, worst_drift=1.0, delta=0.1)
+    exported = export(model, tmp_path / "p.t3c", DataLoader(TensorDataset(x), 16), config)
+    assert all(p.engine < 0.02 for p in exported.parity)
+    rt = t3c.load(tmp_path / "p.t3c", engine)
+    assert len(rt.certificates) == len(exported.profiles)
+    original = state_of(model).original(x[:4])["logits"].detach().numpy()
+    others = [t3c.load(tmp_path / "p.t3c", name)(x[:4].numpy()) for name in sorted(ENGINES)]
+    for output in (rt(x[:4].numpy()), *others):
+        assert np.linalg.norm(output - original) < 0.1 * np.linalg.norm(original)
+
+
+def test_operations_the_reference_does_not_have_are_named_before_any_work(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(3, 32, 2), nn.Conv2d(32, 32, 3), nn.Flatten())
+    x = torch.randn(60, 3, 8, 8)
+    elasticize_(model, x[:2])
+    said: list[str] = []
+    with pytest.raises(ConvertError, match="the model uses ConvTranspose"):
+        export(model, tmp_path / "a.t3c", [x], ExportConfig(rounds=1), say=said.append)
+    assert said == ["tracing the model"]
+
+
 def test_exports_that_cannot_be(made: Made, tmp_path: Path) -> None:
     path = tmp_path / "a.t3c"
     digits = made.digits
@@ -133,6 +185,12 @@ def test_exports_that_cannot_be(made: Made, tmp_path: Path) -> None:
         export(made.model, path, [bad])
     with pytest.raises(EngineError, match="unknown engine"):
         export(made.model, path, [digits.calibration], ExportConfig(engine="abacus"))
+    with pytest.raises(DataError, match="the example's are"):
+        export(made.model, path, [digits.calibration[0][:, :, :8]])
+    with pytest.raises(SpecError, match="3 classes for an output"):
+        export(made.model, path, [digits.calibration], classes="abc")
+    with pytest.raises(SpecError, match="pictures of 1x8x8"):
+        export(made.model, path, [digits.calibration], image=ImageSpec(8, 8))
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ArtifactError, match="cannot be written"):
         export(made.model, tmp_path / "file" / "a.t3c", [digits.calibration])

@@ -82,7 +82,7 @@ def test_rows_of_zeros_stay_zero() -> None:
     assert torch.isfinite(gains).all()
     view = fake_quantize(weight, gains, 8)
     torch.testing.assert_close(view, weight)
-    assert fake_quantize(weight, gains, 4)[0].abs().max() < 1e-6
+    assert fake_quantize(weight, gains, 4)[0].abs().max() < 1e-5
 
 
 def test_more_bits_are_closer() -> None:

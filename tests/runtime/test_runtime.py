@@ -114,6 +114,9 @@ def test_certificates_hold_on_data_nobody_saw(made: Made, rt: Runtime) -> None:
 def test_batches_of_any_size(made: Made, rt: Runtime) -> None:
     x = samples(made, 7)
     together = rt(x)
+    for size in range(1, 20):
+        assert rt(np.zeros((size, 1, 32, 32))).shape == (size, 10)
+    assert len(rt.session("max").compiled) <= 8
     alone = np.concatenate([rt(x[i : i + 1]) for i in range(7)])
     np.testing.assert_allclose(together, alone, rtol=1e-3, atol=1e-3)
 
@@ -144,6 +147,8 @@ def test_threads_get_their_own_answers(made: Made, rt: Runtime) -> None:
         ((np.zeros((1, 1, 32, 32)),) * 2, "1 inputs are needed, got 2"),
         ({"other": np.zeros((1, 1, 32, 32))}, "inputs must be input"),
         ([[1.0], [1.0, 2.0]], "not an array"),
+        (torch.zeros(1, 1, 32, 32, requires_grad=True), "not an array"),
+        (np.full((1, 1, 32, 32), 1e300), "infinite"),
     ],
 )
 def test_bad_inputs(rt: Runtime, bad: object, message: str) -> None:
@@ -154,10 +159,14 @@ def test_bad_inputs(rt: Runtime, bad: object, message: str) -> None:
 def test_unknown_engines_and_profiles(made: Made, rt: Runtime) -> None:
     with pytest.raises(EngineError, match="unknown engine 'abacus': there are onnxruntime, openvi"):
         load(made.artifact, "abacus")
-    with pytest.raises(EngineError, match="threads must be at least 1"):
+    with pytest.raises(EngineError, match="threads must be from 1 to"):
         open_engine("openvino", 0)
     with pytest.raises(SpecError, match="no profile 'huge'"):
         rt(samples(made, 1), profile="huge")
+    with pytest.raises(EngineError, match="threads must be from 1 to"):
+        open_engine("onnxruntime", 10_000)
+    with pytest.raises(SpecError, match=r"a budget is a t3c\.Budget, got float"):
+        rt(samples(made, 1), 2.0)
     with pytest.raises(SpecError, match="not both"):
         rt(samples(made, 1), Budget(latency_ms=1), profile="max")
 
@@ -167,6 +176,7 @@ def test_a_device_that_was_not_calibrated_says_so(made: Made, copied: Path) -> N
     assert not other.certificates
     answer = other.answer(samples(made, 1), Budget(latency_ms=1e6))
     assert answer.certificate is None
+    assert any("is not certified" in warning for warning in answer.warnings)
     assert any("was not calibrated" in warning for warning in answer.warnings)
     shutil.rmtree(copied / "devices")
     bare = load(copied)

@@ -104,7 +104,7 @@ def load_manifest(path: Path) -> tuple[Manifest, str]:
     raw = read_plain(path)
     try:
         data = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path}: not JSON: {error}") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION or isinstance(version, bool):

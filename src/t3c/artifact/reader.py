@@ -60,9 +60,13 @@ class Artifact:
     def graph(self) -> onnx.ModelProto:
         """The topology, without weights."""
         try:
-            return onnx.load_model_from_string(self._graph)
+            model = onnx.load_model_from_string(self._graph)
         except DecodeError as error:
             raise CorruptError(f"{self.path / GRAPH}: {error}") from error
+        wanted = [entry.name for entry in self.manifest.model.inputs]
+        if [value.name for value in model.graph.input][: len(wanted)] != wanted:
+            raise CorruptError(f"{self.path / GRAPH}: its inputs are not the manifest's")
+        return model
 
     def dense(self) -> dict[str, npt.NDArray[np.generic]]:
         """Every tensor that is not elastic, and the activation ranges."""

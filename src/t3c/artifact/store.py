@@ -97,11 +97,13 @@ def _pack_stage(
 def _read_stage(
     file: Any, name: str, shapes: Sequence[tuple[int, ...]], bits: int
 ) -> tuple[npt.NDArray[np.int8], Floats]:
+    blocks = [file.get_slice(f"{name}/block{index}") for index in range(len(shapes))]
+    if prod(shapes[-1]) > sum(8 * block.get_shape()[-1] for block in blocks):
+        raise CorruptError(f"{name}: a weight of shape {shapes[-1]} is not stored")
     codes: Codes = np.zeros(shapes[-1], dtype=np.uint8)
-    for index, corner in enumerate(_corners(shapes)):
+    for block, corner in zip(blocks, _corners(shapes), strict=True):
         count = sum(prod(codes[area].shape) for area in corner)
-        planes = file.get_slice(f"{name}/block{index}")[:bits]
-        flat = unpack_planes(planes, count)
+        flat = unpack_planes(block[:bits], count)
         for area in corner:
             size = prod(codes[area].shape)
             codes[area] = flat[:size].reshape(codes[area].shape)

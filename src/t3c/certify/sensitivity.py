@@ -82,7 +82,9 @@ def layer_sensitivities(
     probes, weight = _probes(output.shape[1], seed)
     outs = [taken[name][1] for name in layers]
     rows = [
-        torch.autograd.grad(output, outs, probe.expand_as(output), retain_graph=True)
+        torch.autograd.grad(
+            output, outs, probe.expand_as(output), retain_graph=True, materialize_grads=True
+        )
         for probe in probes
     ]
     return {

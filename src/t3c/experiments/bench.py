@@ -82,10 +82,10 @@ class Data:
     calibration: Array
 
     def __post_init__(self) -> None:
-        if not len(self.test) or not len(self.calibration):
-            raise DataError("the test and calibration data must not be empty")
-        if self.labels is not None and len(self.labels) != len(self.test):
-            raise DataError(f"{len(self.test)} test samples have {len(self.labels)} labels")
+        if self.labels is not None and self.labels.shape != self.test.shape[:1]:
+            raise DataError(
+                f"test samples of shape {self.test.shape} have labels of shape {self.labels.shape}"
+            )
 
 
 def bench(
@@ -108,6 +108,8 @@ def bench(
         raise DataError(f"unknown baseline {', '.join(unknown)}: there are {known}")
     if len(runtime.inputs) != 1:
         raise DataError("comparisons are made of models with one input")
+    for samples in (data.test, data.calibration):
+        runtime.check(samples)
     if not original.is_file():
         raise DataError(f"{original}: no such file: --original names the original model in ONNX")
     raw = original.read_bytes()

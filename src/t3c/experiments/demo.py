@@ -50,7 +50,6 @@ Watch = Callable[[str, int, int], object]
 def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     """Train, elasticize, train once, export, measure, ask: each step says what it does."""
     digits = load_digits()
-    out.mkdir(parents=True, exist_ok=True)
     say(f"training a residual network on {len(digits.train[0])} digits, {EPOCHS} epochs")
     torch.manual_seed(SEED)
     model = DigitsNet()

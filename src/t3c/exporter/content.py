@@ -16,6 +16,7 @@ from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer
 from t3c.artifact.writer import write_content
 from t3c.convert import state_of
+from t3c.errors import ConvertError
 from t3c.exporter.allocate import Allocated
 from t3c.factor.compose import compose
 from t3c.nn.inputs import Inputs, batches_of, tensors
@@ -24,15 +25,31 @@ from t3c.nn.view import dense_copy, elastic_layers
 from t3c.quant.straight_through import row_scale, view_scale
 from t3c.runtime.assemble import assemble
 from t3c.runtime.engines.torch import TorchSession
+from t3c.runtime.engines.torch_operations import OPERATIONS
 from t3c.spec import Form, ImageSpec, Profile, ProfileChain
 from t3c.version import __version__
 
 BATCH = 64
 
 
+def topology(model: nn.Module) -> Traced:
+    """The topology of an elastic model; refused if the reference engine lacks an operation."""
+    specs = {name: layer.spec for name, layer in elastic_layers(model).items()}
+    traced = trace(dense_copy(model), state_of(model).example, specs)
+    kinds = {node.op_type for node in traced.model.graph.node if node.domain != DOMAIN}
+    missing = sorted(kinds - OPERATIONS.keys())
+    if missing:
+        raise ConvertError(
+            f"the model uses {', '.join(missing)}, which the torch reference engine does not have: "
+            "add it to OPERATIONS in t3c/runtime/engines/torch_operations.py"
+        )
+    return traced
+
+
 def write(
     folder: Path,
     model: nn.Module,
+    traced: Traced,
     allocated: Allocated,
     samples: Inputs,
     *,
@@ -44,8 +61,6 @@ def write(
     """Write the content twice: a draft, to observe ranges on the compressed model, then whole."""
     state = state_of(model)
     layers = elastic_layers(model)
-    specs = {name: layer.spec for name, layer in layers.items()}
-    traced = trace(dense_copy(model), state.example, specs)
     entries = tuple(_entry(layer, allocated) for layer in layers.values())
     factors: Tensors = {}
     for entry in entries:
@@ -143,7 +158,8 @@ def _codes(
     grid = row_scale(weight)
     size = torch.ones_like(grid)
     if factor is not None:
-        size = factor.abs().clamp_min(1e-20)  # a scale is positive, also of a row that is off
+        # A scale is positive, also that of a row which is switched off.
+        size = factor.abs().clamp_min(max(1e-4 * float(factor.abs().max()), 1e-8))
         sign = torch.where(factor < 0, -1.0, 1.0)
         weight = weight * sign.reshape(-1, *([1] * (weight.dim() - 1)))
     views = {q: (view_scale(weight, gains, q) * size).numpy() for q in bits}

@@ -14,12 +14,13 @@ from torch import nn
 from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, Ledger
 from t3c.artifact.folder import staged
+from t3c.artifact.graph import Traced
 from t3c.certify.conformal import least_samples
 from t3c.convert import state_of
 from t3c.errors import DataError, SpecError
 from t3c.exporter import content, evidence
 from t3c.exporter.allocate import allocate, time_layers
-from t3c.nn.inputs import Inputs, check_finite, gather, select, tensors
+from t3c.nn.inputs import Inputs, check_finite, check_like, gather, select, tensors
 from t3c.runtime.engines import open_engine
 from t3c.runtime.runtime import Runtime
 from t3c.spec import ImageSpec, ProfileChain
@@ -99,11 +100,16 @@ def export(
     engine = open_engine(config.engine, config.threads)
     samples = gather(calibration)
     check_finite(samples, "the calibration data")
+    check_like(samples, state.example, "the calibration data")
     slices = split(samples, config)
+    names = None if classes is None else tuple(classes)
     training = model.training
     model.eval()
     try:
         with staged(path) as folder:
+            say("tracing the model")
+            traced = content.topology(model)
+            _check_described(traced, image, names)
             say(f"timing layer points on {engine.name}, {engine.threads} threads")
             timings = time_layers(engine, state.plan.layers, say)
             say("allocating ranks and bits")
@@ -113,8 +119,8 @@ def export(
             )  # fmt: skip
             say("packing weights, observing activation ranges")
             artifact = content.write(
-                folder, model, allocated, slices.quantizer, name=name or path.stem,
-                seed=config.seed, image=image, classes=tuple(classes) if classes else None,
+                folder, model, traced, allocated, slices.quantizer, name=name or path.stem,
+                seed=config.seed, image=image, classes=names,
             )  # fmt: skip
             say("timing profiles")
             table = evidence.calibrate(
@@ -152,3 +158,21 @@ def split(samples: Inputs, config: ExportConfig) -> Slices:
     parts = (order[:sixth], order[sixth : 2 * sixth], order[2 * sixth :])
     quantizer, scaling, scores = (select(samples, part) for part in parts)
     return Slices(quantizer, scaling, scores)
+
+
+def _check_described(
+    traced: Traced, image: ImageSpec | None, classes: tuple[str, ...] | None
+) -> None:
+    """Whether what the user says of inputs and outputs fits the model."""
+    graph = traced.model.graph
+    into, out = (
+        [d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in (graph.input[0], graph.output[0])
+    )
+    if classes is not None and len(classes) != out[-1]:
+        raise SpecError(f"{len(classes)} classes for an output of shape {tuple(out[1:])}")
+    if image is not None and into[1:] != [len(image.mean), image.height, image.width]:
+        raise SpecError(
+            f"pictures of {len(image.mean)}x{image.height}x{image.width} for an input of shape "
+            f"{tuple(into[1:])}"
+        )

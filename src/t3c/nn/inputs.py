@@ -22,6 +22,8 @@ def call(model: nn.Module, inputs: Inputs) -> Tensor:
     else:
         output = model(*inputs)
     output = getattr(output, "logits", output)
+    if isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
     while isinstance(output, (tuple, list)):
         output = output[0]
     if not isinstance(output, Tensor):
@@ -47,6 +49,8 @@ def select(inputs: Inputs, index: Any) -> Inputs:
 
 def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
     """(inputs, target) of a loader's batch, which is `inputs` or a pair `(inputs, target)`."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return _as_inputs(batch[0]), None
     if isinstance(batch, (tuple, list)):
         if len(batch) != 2:
             raise DataError(
@@ -59,14 +63,26 @@ def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
 
 def gather(batches: Iterable[Any]) -> Inputs:
     """All inputs of a loader, concatenated along the batch."""
+    if isinstance(batches, Tensor | Mapping):
+        raise DataError("data is an iterable of batches: give a loader, or [inputs]")
     parts = [split_batch(batch)[0] for batch in batches]
     if not parts or tensors(parts[0])[0].shape[0] == 0:
         raise DataError("the calibration data is empty")
     first = parts[0]
+    for part in parts[1:]:
+        check_like(part, first, "a batch")
+    columns = [torch.cat(column).detach() for column in zip(*map(tensors, parts), strict=True)]
     if isinstance(first, Tensor):
-        return torch.cat([tensors(part)[0] for part in parts])
-    columns = [torch.cat(column) for column in zip(*map(tensors, parts), strict=True)]
+        return columns[0]
     return dict(zip(first, columns, strict=True)) if isinstance(first, Mapping) else tuple(columns)
+
+
+def check_like(inputs: Inputs, example: Inputs, what: str) -> None:
+    """Refuse inputs that differ from the example in more than the number of samples."""
+    mine, wanted = ([(tuple(v.shape[1:]), v.dtype) for v in tensors(i)] for i in (inputs, example))
+    if mine != wanted:
+        shown = [", ".join(f"{d} {(*('n',), *s)}" for s, d in side) for side in (mine, wanted)]
+        raise DataError(f"{what} has inputs of {shown[0]}, the example's are {shown[1]}")
 
 
 def batches_of(inputs: Inputs, size: int) -> Iterator[Inputs]:

@@ -66,6 +66,7 @@ def _dense_module(layer: ElasticLayer, weight: torch.Tensor) -> nn.Module:
             s.in_channels, s.out_channels, s.kernel, s.stride, s.padding, s.dilation, s.groups,
             bias, device="meta",
         )  # fmt: skip
-    module.weight = nn.Parameter(weight.detach().clone())
+    # Strides that are not the usual ones would be traced as if they could vary.
+    module.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
     module.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
     return module.train(layer.training)

@@ -11,8 +11,13 @@ VIEWS = tuple(range(MIN_BITS, MAX_BITS + 1))  # each view has a scale of its own
 
 
 def row_scale(weight: Tensor) -> Tensor:
-    """The code scale (rows,) of `weight` (rows, ...): a row's largest magnitude over 127."""
-    return weight.detach().flatten(1).abs().amax(dim=1).clamp_min(1e-12) / 127
+    """The code scale (rows,) of `weight` (rows, ...): a row's largest magnitude over 127.
+
+    Rows next to nothing beside the largest have a grid that is next to nothing, not a vanishing
+    one: engines divide biases by it.
+    """
+    largest = weight.detach().flatten(1).abs().amax(dim=1)
+    return largest.clamp_min(max(1e-4 * float(largest.max()), 1e-8)) / 127
 
 
 def midpoints(weight: Tensor, scale: Tensor, bits: int) -> Tensor:

@@ -116,7 +116,7 @@ def print_variants(payload: dict[str, Any]) -> None:
             cell(drift["epsilon"], ".4f"),
             cell(drift["coverage"], ".3f"),
         )
-    console = Console()
+    console = Console(markup=False, highlight=False)
     console.print(table)
     device, monotone = payload["device"], payload["monotone"]
     console.print(

@@ -107,9 +107,11 @@ class Builder:
 
 def activation_grid(low: float, high: float) -> tuple[Floats, npt.NDArray[np.generic]]:
     """Scale and zero point: unsigned for tensors that are never negative, else symmetric."""
+    largest = max(-low, high)
+    largest = largest if largest > 1e-6 else 1.0  # a tensor of zeros is exact on any grid
     if low >= 0:
-        return np.array(max(high, 1e-8) / 255, np.float32), np.zeros((), dtype=np.uint8)
-    return np.array(max(-low, high, 1e-8) / 127, np.float32), np.zeros((), dtype=np.int8)
+        return np.array(largest / 255, np.float32), np.zeros((), dtype=np.uint8)
+    return np.array(largest / 127, np.float32), np.zeros((), dtype=np.int8)
 
 
 def assemble(

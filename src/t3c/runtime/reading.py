@@ -47,7 +47,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise DataError(f"{path}: not an .npz file")
     try:
         return {name: loaded[name] for name in loaded.files}
-    except (ValueError, zipfile.BadZipFile, OSError) as error:
+    except (ValueError, MemoryError, zipfile.BadZipFile, OSError) as error:
         raise DataError(f"{path}: not readable: {error}") from error
 
 
@@ -58,7 +58,7 @@ def read_picture(path: Path, spec: ImageSpec) -> Array:
             mode = "L" if len(spec.mean) == 1 else "RGB"
             size = (spec.width, spec.height)
             resized = picture.convert(mode).resize(size, Image.Resampling.BILINEAR)
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise DataError(f"{path}: neither an array nor a picture: {error}") from error
     values = np.asarray(resized, dtype=np.float32).reshape(spec.height, spec.width, -1) / 255
     mean, std = (np.asarray(v, dtype=np.float32) for v in (spec.mean, spec.std))
@@ -69,7 +69,7 @@ def read_picture(path: Path, spec: ImageSpec) -> Array:
 def _load(path: Path) -> Any:
     try:
         return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile, OSError) as error:
+    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile, OSError) as error:
         raise DataError(f"{path}: not readable: {error}") from error
 
 

@@ -82,7 +82,9 @@ class Runtime:
         self, inputs: Any, budget: Budget | None = None, *, profile: str | None = None
     ) -> Answer:
         """The output, and which profile gave it, why, and with what certificate."""
-        arrays = self._check(inputs)
+        arrays = self.check(inputs)
+        if budget is not None and not isinstance(budget, Budget):
+            raise SpecError(f"a budget is a t3c.Budget, got {type(budget).__name__}")
         if profile is not None and budget is not None:
             raise SpecError("name a budget or a profile, not both")
         choice = self.choose(budget) if profile is None else self._named(profile)
@@ -90,6 +92,8 @@ class Runtime:
         warnings = choice.warnings
         if self.note and budget is not None and budget.latency_ms is not None:
             warnings = (*warnings, self.note)
+        if choice.profile not in self.certificates:
+            warnings = (*warnings, f"{choice.profile} is not certified on this engine and device")
         for warning in warnings:
             log.warning("%s", warning)
         certificate = self.certificates.get(choice.profile)
@@ -120,7 +124,8 @@ class Runtime:
     def _last_answer(self) -> Answer | None:
         return getattr(self._last, "answer", None)
 
-    def _check(self, inputs: Any) -> list[Array]:
+    def check(self, inputs: Any) -> list[Array]:
+        """The inputs as arrays of the artifact's own shapes and types, or one clear error."""
         entries = self.inputs
         if isinstance(inputs, Mapping):
             if set(inputs) != {e.name for e in entries}:
@@ -130,7 +135,10 @@ class Runtime:
             given = list(inputs) if isinstance(inputs, tuple) else [inputs]
         if len(given) != len(entries):
             raise DataError(f"{len(entries)} inputs are needed, got {len(given)}")
-        return [_checked(entry, value) for entry, value in zip(entries, given, strict=True)]
+        arrays = [_checked(entry, value) for entry, value in zip(entries, given, strict=True)]
+        if len({len(array) for array in arrays}) > 1:
+            raise DataError(f"inputs differ in batch size: {[len(array) for array in arrays]}")
+        return arrays
 
     def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, str]:
         for table in tables:
@@ -183,7 +191,7 @@ def load(path: str | Path, engine: str = "openvino", threads: int | None = None)
 def _checked(entry: TensorEntry, value: Any) -> Array:
     try:
         array = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"input {entry.name!r}: not an array: {error}") from error
     wanted = np.dtype(entry.dtype)
     fits = array.ndim == len(entry.shape) and all(
@@ -199,7 +207,8 @@ def _checked(entry: TensorEntry, value: Any) -> Array:
     if array.dtype != wanted:
         if array.dtype.kind not in "fiub" or not np.can_cast(array.dtype, wanted, "same_kind"):
             raise DataError(f"input {entry.name!r}: dtype {array.dtype} does not fit {wanted}")
-        array = array.astype(wanted)
+        with np.errstate(over="ignore"):
+            array = array.astype(wanted)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise DataError(f"input {entry.name!r} holds NaN or infinite values")
     return array

@@ -22,8 +22,10 @@ def open_engine(name: str, threads: int | None = None) -> Engine:
     """An engine by name; by default it uses every core this process may run on."""
     if name not in ENGINES:
         raise EngineError(f"unknown engine {name!r}: there are {', '.join(sorted(ENGINES))}")
-    if threads is not None and threads < 1:
-        raise EngineError(f"threads must be at least 1, got {threads}")
+    cores = len(os.sched_getaffinity(0))
+    most = 4 * (os.cpu_count() or cores)
+    if threads is not None and not (isinstance(threads, int) and 1 <= threads <= most):
+        raise EngineError(f"threads must be from 1 to {most} on this machine, got {threads}")
     module, kind, package, extra = ENGINES[name]
     try:
         loaded = importlib.import_module(module)
@@ -31,5 +33,5 @@ def open_engine(name: str, threads: int | None = None) -> Engine:
         if missing.name is None or missing.name.split(".")[0] != package:
             raise
         raise MissingExtraError(package, extra) from missing
-    engine: Engine = getattr(loaded, kind)(threads or len(os.sched_getaffinity(0)))
+    engine: Engine = getattr(loaded, kind)(threads or cores)
     return engine

@@ -30,7 +30,9 @@ class ONNXRuntime:
     def compile(self, model: onnx.ModelProto) -> ONNXRuntimeSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
-        options.log_severity_level = 3
+        options.log_severity_level = 4
+        # Signed activations stay signed: rewriting them to unsigned breaks fused linear layers.
+        options.add_session_config_entry("session.qdqisint8allowed", "1")
         try:
             return ONNXRuntimeSession(
                 ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,9 @@ import openvino as ov
 
 from t3c.errors import EngineError
 from t3c.runtime.engines.protocol import Array, contiguous
+
+Shapes = tuple[tuple[int, ...], ...]
+KEPT = 8  # compiled batch sizes of one graph
 
 
 class OpenVINO:
@@ -36,38 +40,44 @@ class OpenVINO:
         try:
             return self.core.read_model(raw)
         except RuntimeError as error:
-            raise EngineError(f"OpenVINO cannot read the graph: {_first_line(error)}") from error
+            raise EngineError(f"OpenVINO cannot read the graph: {_reason(error)}") from error
 
     def compile_read(self, model: ov.Model) -> OpenVINOSession:
         return OpenVINOSession(self, model)
 
 
 class OpenVINOSession:
-    """Compiled for each batch size when it is first asked for; one request per thread."""
+    """Compiled for each batch size when it is first asked for, a few of them kept."""
 
     def __init__(self, engine: OpenVINO, model: ov.Model) -> None:
         self.engine = engine
         self.model = model
-        self.compiled: dict[tuple[tuple[int, ...], ...], ov.CompiledModel] = {}
         self.lock = threading.Lock()
+        self.compiled: dict[Shapes, ov.CompiledModel] = {}
         self.local = threading.local()
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         arrays = contiguous(inputs)
-        shapes = tuple(array.shape for array in arrays)
-        requests = self.local.__dict__.setdefault("requests", {})
-        request = requests.get(shapes)
-        if request is None:
-            request = requests[shapes] = self._compile(shapes).create_infer_request()
+        request = self._request(tuple(array.shape for array in arrays))
         try:
             request.infer(dict(enumerate(arrays)), share_inputs=True)
         except RuntimeError as error:
-            raise EngineError(f"OpenVINO cannot run: {_first_line(error)}") from error
+            raise EngineError(f"OpenVINO cannot run: {_reason(error)}") from error
         return [np.array(output.data) for output in request.output_tensors]
 
-    def _compile(self, shapes: tuple[tuple[int, ...], ...]) -> ov.CompiledModel:
+    def _request(self, shapes: Shapes) -> ov.InferRequest:
+        """This thread's request for inputs of these shapes."""
+        requests: dict[Shapes, ov.InferRequest]
+        requests = self.local.__dict__.setdefault("requests", {})
+        if shapes not in requests:
+            _make_room(requests)
+            requests[shapes] = self._compile(shapes).create_infer_request()
+        return requests[shapes]
+
+    def _compile(self, shapes: Shapes) -> ov.CompiledModel:
         with self.lock:
             if shapes not in self.compiled:
+                _make_room(self.compiled)
                 try:
                     model = self.model.clone()
                     named = zip(model.inputs, shapes, strict=True)
@@ -76,9 +86,18 @@ class OpenVINOSession:
                         model, "CPU", self.engine.config
                     )
                 except RuntimeError as error:
-                    raise EngineError(f"OpenVINO cannot compile: {_first_line(error)}") from error
+                    raise EngineError(f"OpenVINO cannot compile: {_reason(error)}") from error
             return self.compiled[shapes]
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+def _make_room(kept: dict[Shapes, Any]) -> None:
+    """Forget the shapes seen first when there are too many."""
+    while len(kept) >= KEPT:
+        del kept[next(iter(kept))]
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without the place in OpenVINO's source that it starts with."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith("Exception from")]
+    return (telling or lines or ["no reason given"])[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx
 import torch
 from onnx import helper, numpy_helper
@@ -45,7 +46,9 @@ class TorchSession:
         self.nodes = []
         for node in graph.node:
             if node.op_type not in OPERATIONS:
-                raise EngineError(f"the torch engine has no operation {node.op_type}")
+                raise EngineError(
+                    f"the torch engine has no operation {node.op_type} ({node.output[0]})"
+                )
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             self.nodes.append((node, OPERATIONS[node.op_type], attributes))
         self.last_use = {
@@ -67,15 +70,17 @@ class TorchSession:
         """Run, showing every tensor to `watch` as it is made."""
         values: dict[str, Tensor] = dict(self.constants)
         for name, array in zip(self.inputs, inputs, strict=True):
-            values[name] = torch.from_numpy(array)
+            values[name] = torch.from_numpy(np.ascontiguousarray(array))
             if watch is not None:
                 watch(name, values[name])
         for index, (node, operation, attributes) in enumerate(self.nodes):
             arguments = [values[name] if name else None for name in node.input]
             result = operation(attributes, *arguments)
-            values[node.output[0]] = result
-            if watch is not None:
-                watch(node.output[0], result)
+            made = result if isinstance(result, tuple) else (result,)
+            for name, value in zip(node.output, made, strict=False):
+                values[name] = value
+                if watch is not None:
+                    watch(name, value)
             for name in node.input:
                 if self.last_use.get(name) == index and name not in self.outputs:
                     values.pop(name, None)

@@ -176,10 +176,39 @@ def _div(a: Attributes, x: Tensor, y: Tensor) -> Tensor:
     return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
 
-OPERATIONS: dict[str, Callable[..., Tensor]] = {
+def _average_pool(a: Attributes, x: Tensor) -> Tensor:
+    ceil, count = bool(a.get("ceil_mode", 0)), bool(a.get("count_include_pad", 0))
+    pads = a.get("pads", [0] * 4)
+    if pads[:2] != pads[2:]:
+        raise EngineError("the torch engine has no AveragePool with uneven padding")
+    return F.avg_pool2d(x, a["kernel_shape"], a.get("strides"), pads[:2], ceil, count)
+
+
+def _group_norm(a: Attributes, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.group_norm(x, a["num_groups"], weight, bias, a.get("epsilon", 1e-5))
+
+
+def _instance_norm(a: Attributes, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.instance_norm(x, weight=weight, bias=bias, eps=a.get("epsilon", 1e-5))
+
+
+def _split(a: Attributes, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
+    axis = a.get("axis", 0)
+    if sizes is not None:
+        return x.split(sizes.tolist(), dim=axis)  # type: ignore[no-untyped-call, no-any-return]
+    return x.chunk(a["num_outputs"], dim=axis)
+
+
+def _hard_sigmoid(a: Attributes, x: Tensor) -> Tensor:
+    line: Tensor = a.get("alpha", 0.2) * x + a.get("beta", 0.5)
+    return line.clamp(0, 1)
+
+
+OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Abs": lambda a, x: x.abs(),
     "Add": lambda a, x, y: x + y,
     "And": lambda a, x, y: x & y,
+    "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm,
     "Cast": _cast,
     "Clip": _clip,
@@ -189,6 +218,7 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "CumSum": _cumsum,
     "DequantizeLinear": _dequantize,
     "Div": _div,
+    "Elu": lambda a, x: F.elu(x, a.get("alpha", 1.0)),
     "Equal": lambda a, x, y: x == y,
     "Erf": lambda a, x: torch.erf(x),
     "Exp": lambda a, x: x.exp(),
@@ -200,19 +230,26 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "Gemm": _gemm,
     "GlobalAveragePool": lambda a, x: x.mean(dim=tuple(range(2, x.dim())), keepdim=True),
     "Greater": lambda a, x, y: x > y,
+    "GroupNormalization": _group_norm,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": lambda a, x: F.hardswish(x),
     "Identity": lambda a, x: x,
+    "InstanceNormalization": _instance_norm,
     "IsNaN": lambda a, x: x.isnan(),
     "LayerNormalization": _layer_norm,
+    "LeakyRelu": lambda a, x: F.leaky_relu(x, a.get("alpha", 0.01)),
     "Less": lambda a, x, y: x < y,
     "Log": lambda a, x: x.log(),
     "MatMul": lambda a, x, y: x @ y,
     "Max": lambda a, *xs: reduce(torch.maximum, xs),
     "MaxPool": _max_pool,
     "Min": lambda a, *xs: reduce(torch.minimum, xs),
+    "Mish": lambda a, x: F.mish(x),
     "Mul": lambda a, x, y: x * y,
     "Neg": lambda a, x: -x,
     "Not": lambda a, x: ~x,
     "Or": lambda a, x, y: x | y,
+    "PRelu": lambda a, x, slope: torch.where(x < 0, slope * x, x),
     "Pow": lambda a, x, y: x**y,
     "QuantizeLinear": _quantize,
     "Range": _range,
@@ -225,6 +262,8 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "Sigmoid": lambda a, x: x.sigmoid(),
     "Slice": _slice,
     "Softmax": lambda a, x: x.softmax(dim=a.get("axis", -1)),
+    "Softplus": lambda a, x: F.softplus(x),
+    "Split": _split,
     "Sqrt": lambda a, x: x.sqrt(),
     "Squeeze": _squeeze,
     "Sub": lambda a, x, y: x - y,
