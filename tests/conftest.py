@@ -20,8 +20,8 @@ from t3c.exporter import ExportConfig, Exported, export
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
 
-# A busy machine is no finding.
-hypothesis.settings.register_profile("t3c", deadline=None)
+# A busy machine is no finding, and two runs agree.
+hypothesis.settings.register_profile("t3c", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("t3c")
 
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from t3c.errors import ConvertError, SpecError
 from t3c.factor.svd import svd_stages
 from t3c.factor.tucker import tucker2_stages
-from t3c.nn.inputs import Inputs, call, check_finite, split_batch, tensors
+from t3c.nn.inputs import Inputs, call, check_finite, tensors
 from t3c.nn.layers import ELASTIC
+from t3c.nn.observe import Sizes, kind_of, observe_moments, observe_sizes
 from t3c.nn.view import replace_
 from t3c.spec import MAX_BITS, MIN_BITS, Factorization, Kind, LayerSpec
 
 STATE = "_t3c_state"
-Sizes = tuple[tuple[int, int], tuple[int, int]]
 SAME = 1e-3  # how far full rank in float32 may be from the original
 
 
@@ -138,13 +138,13 @@ def plan_conversion(
 ) -> ConversionPlan:
     """What `elasticize_` would do; changes nothing."""
     config = config or ElasticConfig()
-    if _kind_of(model) is not None:
+    if kind_of(model) is not None:
         raise ConvertError("the model is a single layer: wrap it in nn.Sequential")
     shared = _shared_weights(model)
-    sizes = _observe_sizes(model, example)
+    sizes = observe_sizes(model, example)
     layers, skipped = [], []
     for name, module in model.named_modules():
-        kind = _kind_of(module)
+        kind = kind_of(module)
         if kind is None:
             if any(True for _ in module.parameters(recurse=False)):
                 skipped.append((name, f"{type(module).__name__} has no elastic form"))
@@ -183,7 +183,8 @@ def elasticize_(
         plan = plan_conversion(model, example, config)
         _check_parameters(model)
         original = copy.deepcopy(model).requires_grad_(False)
-        moments = _observe_moments(model, plan, calibration) if calibration is not None else {}
+        factored = [p.spec for p in plan.layers if p.spec.factorization is not Factorization.NONE]
+        moments = {} if calibration is None else observe_moments(model, factored, calibration)
         with torch.no_grad():
             before = _checked_output(original, example)
             for layer in plan.layers:
@@ -221,11 +222,6 @@ def _checked_output(model: nn.Module, example: Inputs) -> Tensor:
 
 def _relative(output: Tensor, wanted: Tensor) -> float:
     return float((output - wanted).norm() / wanted.norm().clamp_min(1e-12))
-
-
-def _kind_of(module: nn.Module) -> Kind | None:
-    kinds: dict[type[nn.Module], Kind] = {nn.Linear: Kind.LINEAR, nn.Conv2d: Kind.CONV2D}
-    return kinds.get(type(module))
 
 
 def _reason_to_skip(
@@ -339,69 +335,6 @@ def _elastic(plan: LayerPlan, module: nn.Module, moment: Tensor | None) -> nn.Mo
     else:
         stages = (weight,)
     return ELASTIC[spec.kind](spec, stages, bias, plan.cap).train(module.training)
-
-
-@torch.no_grad()
-def _observe_sizes(model: nn.Module, example: Inputs) -> dict[str, list[Sizes]]:
-    """(input, output) size a sample of each layer, for every time the example reaches it."""
-    seen: dict[str, list[Sizes]] = {}
-    batch = tensors(example)[0].shape[0]
-
-    def watch(name: str, module: nn.Module) -> Any:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            if isinstance(module, nn.Conv2d):
-                sizes = ((x.shape[2], x.shape[3]) for x in (args[0], out))
-            else:
-                sizes = ((max(1, x.numel() // x.shape[-1] // batch), 1) for x in (args[0], out))
-            into, outof = sizes
-            seen.setdefault(name, []).append((into, outof))
-
-        return module.register_forward_hook(hook)
-
-    hooks = [watch(n, m) for n, m in model.named_modules() if _kind_of(m) is not None]
-    training = model.training
-    try:
-        call(model.eval(), example)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ConvertError(f"the model does not take the example: {error}") from error
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
-    return seen
-
-
-@torch.no_grad()
-def _observe_moments(
-    model: nn.Module, plan: ConversionPlan, batches: Iterable[Any]
-) -> dict[str, Tensor]:
-    """E[a a^T] over the input channels of each rank-elastic layer."""
-    sums: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
-
-    def watch(spec: LayerSpec) -> Any:
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            x = args[0].movedim(1, -1) if spec.kind is Kind.CONV2D else args[0]
-            rows = x.reshape(-1, spec.in_channels).double()
-            sums[spec.name] = sums.get(spec.name, torch.zeros(())) + rows.T @ rows
-            counts[spec.name] = counts.get(spec.name, 0) + len(rows)
-
-        return model.get_submodule(spec.name).register_forward_pre_hook(hook)
-
-    hooks = [watch(p.spec) for p in plan.layers if p.spec.factorization is not Factorization.NONE]
-    seen = False
-    try:
-        for batch in batches:
-            inputs, _ = split_batch(batch)
-            check_finite(inputs, "the calibration data")
-            call(model, inputs)
-            seen = True
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not seen:
-        raise ConvertError("the calibration data is empty")
-    return {name: total / counts[name] for name, total in sums.items()}
 
 
 def _count(original: nn.Module, plan: ConversionPlan) -> Params:

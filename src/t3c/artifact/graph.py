@@ -19,12 +19,12 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
+from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET
 from t3c.errors import ConvertError
 from t3c.nn.inputs import Inputs, call, tensors
 from t3c.nn.parametrized import WithParameters
 from t3c.spec import LayerSpec
 
-DOMAIN, OPSET = "t3c", 21
 Floats = npt.NDArray[np.float32]
 
 
@@ -41,7 +41,7 @@ def trace(plain: nn.Module, example: Inputs, specs: Mapping[str, LayerSpec]) -> 
     """Trace a plain model (no elastic layers); `specs` says which layers become elastic nodes."""
     model = to_onnx(plain.eval(), example, list(specs))
     graph = model.graph
-    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    model.opset_import.append(helper.make_opsetid(ELASTIC_DOMAIN, 1))
     constants = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
     names = dict(zip((f"weight:{n}" for n in specs), specs, strict=True))
     for weight, layer in names.items():
@@ -130,7 +130,7 @@ def _make_elastic(graph: onnx.GraphProto, weight: str, layer: str) -> None:
     if node.op_type not in ("Conv", "MatMul") and not (node.op_type == "Gemm" and plain_gemm):
         raise ConvertError(f"layer {layer!r}: {node.op_type} cannot be made elastic")
     inputs = [name for name in node.input if name != weight]
-    elastic = helper.make_node("Elastic", inputs, list(node.output), layer, domain=DOMAIN)
+    elastic = helper.make_node("Elastic", inputs, list(node.output), layer, domain=ELASTIC_DOMAIN)
     index = list(graph.node).index(node)
     graph.node.remove(node)
     graph.node.insert(index, elastic)
@@ -146,7 +146,7 @@ def _fold_norms(graph: onnx.GraphProto, constants: dict[str, Floats]) -> dict[st
     folded = {}
     for norm in [node for node in graph.node if node.op_type == "BatchNormalization"]:
         layer = makers.get(norm.input[0])
-        if layer is None or layer.domain != DOMAIN or uses[norm.input[0]] != 1:
+        if layer is None or layer.domain != ELASTIC_DOMAIN or uses[norm.input[0]] != 1:
             continue
         gamma, beta, mean, variance = (
             constants[name].astype(np.float64) for name in norm.input[1:5]

@@ -13,6 +13,7 @@ from t3c.errors import ArtifactError, CorruptError, SpecError, VersionError
 from t3c.spec import ImageSpec, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
 
 SCHEMA_VERSION = 1
+ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
 GRAPH, FACTORS, DENSE = "graph.onnx", "factors.safetensors", "dense.safetensors"
 CONTENT = (GRAPH, FACTORS, DENSE)
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")

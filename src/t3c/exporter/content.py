@@ -10,8 +10,8 @@ import torch
 from onnx import ValueInfoProto, helper
 from torch import nn
 
-from t3c.artifact.graph import DOMAIN, Traced, trace
-from t3c.artifact.manifest import LayerEntry, ModelEntry, TensorEntry
+from t3c.artifact.graph import Traced, trace
+from t3c.artifact.manifest import ELASTIC_DOMAIN, LayerEntry, ModelEntry, TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer
 from t3c.artifact.writer import write_content
@@ -36,7 +36,7 @@ def topology(model: nn.Module) -> Traced:
     """The topology of an elastic model; refused if the reference engine lacks an operation."""
     specs = {name: layer.spec for name, layer in elastic_layers(model).items()}
     traced = trace(dense_copy(model), state_of(model).example, specs)
-    kinds = {node.op_type for node in traced.model.graph.node if node.domain != DOMAIN}
+    kinds = {node.op_type for node in traced.model.graph.node if node.domain != ELASTIC_DOMAIN}
     missing = sorted(kinds - OPERATIONS.keys())
     if missing:
         raise ConvertError(
@@ -168,7 +168,7 @@ def _codes(
 
 def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple[str, ...]:
     """Inputs of elastic layers, and what passes between the stages of factored ones."""
-    names = [node.input[0] for node in traced.model.graph.node if node.domain == DOMAIN]
+    names = [node.input[0] for node in traced.model.graph.node if node.domain == ELASTIC_DOMAIN]
     for entry in entries:
         inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if entry.ranks else 0
         names += [f"{entry.spec.name}/stage{index}" for index in range(inner)]

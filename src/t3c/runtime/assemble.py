@@ -11,13 +11,13 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats
 from t3c.errors import CorruptError
 from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
 
-OPSET, IR_VERSION = 21, 10
-ELASTIC = "t3c"
+IR_VERSION = 10
 
 Stage = tuple[npt.NDArray[np.int8], Floats]
 Ranges = Mapping[str, tuple[float, float]]
@@ -136,13 +136,13 @@ def assemble(
         if name in used:
             builder.constant(name, value)
     rounded: dict[str, str] = {}
-    feeds = {node.input[0] for node in graph.node if node.domain == ELASTIC}
+    feeds = {node.input[0] for node in graph.node if node.domain == ELASTIC_DOMAIN}
     for value in model_inputs:
         if value.name in feeds:
             rounded[value.name] = builder.quantized(value.name)
     for node in graph.node:
         inputs = [rounded.get(name, name) for name in node.input]
-        if node.domain == ELASTIC:
+        if node.domain == ELASTIC_DOMAIN:
             if node.name not in artifact.entries:
                 raise CorruptError(
                     f"{artifact.path}: the graph names an unknown layer {node.name!r}"
