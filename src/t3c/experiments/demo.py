@@ -20,7 +20,7 @@ from t3c.spec import Budget
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
 
-EPOCHS, STEPS, SEED = 6, 150, 3407
+EPOCHS, STEPS, SEED = 6, 200, 3407
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     say(f"training once for every profile, {STEPS} steps")
     config = TrainConfig(steps=STEPS, seed=SEED)
     fit(
-        model, digits.loader(32, SEED), config,
+        model, digits.shifted(32, SEED), config,
         on_step=lambda s, _: watch("training once", s + 1, STEPS),
     )  # fmt: skip
     say("exporting: calibrating this machine, allocating, packing, certifying")

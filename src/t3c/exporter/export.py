@@ -40,7 +40,7 @@ class ExportConfig:
 
     engine: str = "openvino"
     threads: int | None = None
-    worst_drift: float = 0.3
+    worst_drift: float = 0.15
     size_weight: float = 0.5
     delta: float = 0.05
     rounds: int = 200

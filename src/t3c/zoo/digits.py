@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,26 @@ class Digits:
         generator = torch.Generator().manual_seed(seed)
         return DataLoader(TensorDataset(*self.train), batch, shuffle=True, generator=generator)
 
+    def shifted(self, batch: int = 32, seed: int = 0) -> Shifted:
+        """Shuffled batches of the training part, each shifted by up to two pixels."""
+        return Shifted(self.loader(batch, seed), np.random.default_rng(seed))
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Batches whose pictures are moved a little, anew each time they are gone through."""
+
+    batches: DataLoader[tuple[Tensor, ...]]
+    rng: np.random.Generator
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in self.batches:
+            shift = tuple(int(v) for v in self.rng.integers(-2, 3, size=2))
+            yield torch.roll(images, shift, dims=(2, 3)), labels
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
 
 def load_digits(seed: int = 0) -> Digits:
     """Scikit-learn's 1,797 digits at 32x32: 697 to train, 600 to calibrate, 500 to test."""
@@ -46,9 +66,9 @@ def load_digits(seed: int = 0) -> Digits:
     images = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
     images = (images - IMAGE.mean[0]) / IMAGE.std[0]
     labels = torch.tensor(data.target[order])
-    first, second = len(labels) - CALIBRATION - TEST, len(labels) - TEST
-    parts = [slice(0, first), slice(first, second), slice(second, None)]
-    train, calibration, test = ((images[p].contiguous(), labels[p]) for p in parts)
+    held = TEST + CALIBRATION
+    parts = [slice(0, TEST), slice(TEST, held), slice(held, None)]
+    test, calibration, train = ((images[p].contiguous(), labels[p]) for p in parts)
     return Digits(train, calibration, test)
 
 
@@ -96,10 +116,9 @@ def train_digits(
     seed: int = 0,
     on_step: Callable[[int, int, float], object] | None = None,
 ) -> None:
-    """Train a classifier of digits in place; pictures are shifted by up to two pixels."""
+    """Train a classifier of digits in place, on shifted pictures."""
     torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
-    batches = digits.loader(seed=seed)
+    batches = digits.shifted(seed=seed)
     total = epochs * len(batches)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=total)
@@ -107,9 +126,7 @@ def train_digits(
     step = 0
     for _ in range(epochs):
         for images, labels in batches:
-            shift = tuple(int(v) for v in rng.integers(-2, 3, size=2))
-            logits = model(torch.roll(images, shift, dims=(2, 3)))
-            loss = F.cross_entropy(logits, labels, label_smoothing=0.05)
+            loss = F.cross_entropy(model(images), labels, label_smoothing=0.05)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
