@@ -108,8 +108,9 @@ def demo(
     console = out_console
     for asked in done.asked:
         bound = "not certified here"
-        if asked.epsilon is not None:
-            bound = f"within {asked.epsilon:.3f} of the original for 95% of inputs"
+        if asked.certificate is not None:
+            share, epsilon = 1 - asked.certificate.delta, asked.certificate.epsilon
+            bound = f"within {epsilon:.3f} of the original for {share:.0%} of inputs"
         console.print(
             f"asked for {asked.budget}: {asked.profile} answered "
             f"{asked.prediction} (truth {asked.truth}), {bound}"

@@ -16,7 +16,7 @@ from t3c.convert import elasticize_
 from t3c.experiments.bench import Data, Result, bench
 from t3c.exporter import ExportConfig, export
 from t3c.runtime.runtime import load
-from t3c.spec import Budget
+from t3c.spec import Budget, Certificate
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
 
@@ -31,7 +31,7 @@ class Asked:
     profile: str
     prediction: str
     truth: str
-    epsilon: float | None
+    certificate: Certificate | None
     warnings: tuple[str, ...]
 
 
@@ -73,7 +73,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     export(
         model, artifact, [digits.calibration], ExportConfig(), image=IMAGE, classes=CLASSES, say=say
     )
-    say("comparing with the original and with NNCF's int8, on data nothing was tuned on")
+    say("comparing with the original and with NNCF's int8, on data no step has seen yet")
     runtime = load(artifact)
     arrays = _data(digits)
     result = bench(runtime, out / "original.onnx", arrays, say=say)
@@ -91,7 +91,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
             Asked(
                 _describe(budget), answer.profile, CLASSES[int(answer.output.argmax())],
                 CLASSES[int(digits.test[1][0])],
-                answer.certificate.epsilon if answer.certificate else None, answer.warnings,
+                answer.certificate, answer.warnings,
             )
         )  # fmt: skip
     return Demo(result, tuple(asked), out)
