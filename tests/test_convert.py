@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from t3c.convert import ElasticConfig, elasticize_, plan_conversion, state_of
 from t3c.errors import ConvertError, DataError, SpecError
-from t3c.nn import elastic_layers
+from t3c.nn import dense_copy, elastic_layers
 from t3c.nn.inputs import gather, split_batch
 from t3c.spec import Factorization
 
@@ -80,17 +80,24 @@ def test_what_is_shared_stays_one() -> None:
     model = Shared()
     ids = torch.randint(0, 80, (2, 5))
     before = model(ids)
+    total = sum(p.numel() for p in model.parameters())
     report = elasticize_(model, ids)
-    assert [p.spec.name for p in report.converted] == ["b", "once"]
-    assert dict(report.skipped) == {
-        "embed": "Embedding has no elastic form",
-        "a": "its weight is that of again",
-        "twice": "it runs 2 times in one pass",
-        "unused": "the example does not reach it",
-        "head": "its weight is that of embed",
+    runs = {p.spec.name: (p.modules, p.spec.runs) for p in report.converted}
+    assert runs == {
+        "head": (("head", "embed"), 1),
+        "a": (("a",), 2),
+        "b": (("b",), 1),
+        "twice": (("twice",), 2),
+        "once": (("once",), 1),
     }
-    assert model.head.weight is model.embed.weight
+    assert dict(report.skipped) == {"unused": "the example does not reach it"}
+    assert model.head.elastic is model.embed.elastic
     assert model.again is model.a
+    plain = dense_copy(model)
+    assert plain.head.weight is plain.embed.weight
+    assert plain.again is plain.a
+    torch.testing.assert_close(plain(ids), before, rtol=1e-4, atol=1e-5)
+    assert report.params.total == total
     torch.testing.assert_close(model(ids), before, rtol=1e-4, atol=1e-5)
 
 

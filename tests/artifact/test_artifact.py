@@ -24,7 +24,7 @@ from t3c.artifact.store import StageCodes, layer_bytes, pack_layer, read_layer
 from t3c.artifact.writer import header_bytes
 from t3c.errors import ArtifactError, CorruptError, T3CError, VersionError
 from t3c.exporter import ExportConfig, export
-from t3c.nn import elastic_layers
+from t3c.nn import elastic_weights
 from t3c.spec import Factorization, Kind, LayerPoint, LayerSpec
 
 
@@ -37,7 +37,7 @@ def edit(path: Path, change: Callable[[dict], None]) -> None:
 def test_stored_weights_are_those_of_the_model(made: Made) -> None:
     """Whatever a profile uses comes back to the last bit, batch norm folded into its rows."""
     artifact = Artifact(made.artifact)
-    layers = elastic_layers(made.model)
+    layers = elastic_weights(made.model)
     for profile in artifact.manifest.chain:
         for name, point in profile.points.items():
             stored = [

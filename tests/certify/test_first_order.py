@@ -11,7 +11,7 @@ from t3c.certify.first_order import first_order_drift
 from t3c.certify.sensitivity import layer_sensitivities
 from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError
-from t3c.nn import at, elastic_layers
+from t3c.nn import at, elastic_weights
 from t3c.spec import LayerPoint, Profile
 
 
@@ -60,7 +60,7 @@ def test_layer_sensitivity_is_the_first_order_drift_of_that_layer_alone(outputs:
         got = sensitivities[name].squared_drift(point)
         base = dict(state.original.named_parameters())
         tangent = {n: torch.zeros_like(p) for n, p in base.items()}
-        layer = elastic_layers(model)[name]
+        layer = elastic_weights(model)[name]
         tangent[f"{name}.weight"] = (layer.weight_at(point) - layer.weight_at(None)).detach()
         z, change = jvp(lambda p: functional_call(state.original, p, x), (base,), (tangent,))
         wanted = float((change.norm(dim=1) / z.norm(dim=1)).square().mean())

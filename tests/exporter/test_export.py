@@ -61,7 +61,10 @@ def test_forms_are_the_faster_ones(
 
     monkeypatch.setattr(sys.modules["t3c.exporter.export"], "time_layers", timed)
     exported = export(
-        made.model, tmp_path / "a.t3c", [made.digits.calibration], ExportConfig(rounds=2)
+        made.model,
+        tmp_path / "a.t3c",
+        [made.digits.calibration],
+        ExportConfig(rounds=2, worst_drift=1.0),
     )
     assert all(p.engine < 0.02 for p in exported.parity)
     runtime = t3c.load(tmp_path / "a.t3c")

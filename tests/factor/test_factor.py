@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from t3c.factor import svd
 from t3c.factor.compose import compose, prefix
-from t3c.factor.metric import whitening
+from t3c.factor.metric import Metric, data_metric
 from t3c.factor.svd import svd_stages
 from t3c.factor.tucker import tucker2_stages
 
@@ -23,6 +26,10 @@ def moment_of(n: int, seed: int) -> Tensor:
     return a.T @ a / len(a)
 
 
+def metrics(n: int, seed: int) -> tuple[Metric | None, ...]:
+    return None, data_metric(moment_of(n, seed))
+
+
 def cut(stages: tuple[Tensor, ...], k: int) -> Tensor:
     reduce, expand = stages
     return compose([reduce[:k], expand[:, :k]])
@@ -31,10 +38,9 @@ def cut(stages: tuple[Tensor, ...], k: int) -> Tensor:
 @given(st.integers(1, 20), st.integers(1, 20), seeds)
 def test_full_rank_is_the_original(m: int, n: int, seed: int) -> None:
     weight = matrix(m, n, seed)
-    for moment in (None, moment_of(n, seed)):
-        torch.testing.assert_close(
-            compose(svd_stages(weight, moment)), weight, atol=1e-5, rtol=1e-5
-        )
+    for metric in metrics(n, seed):
+        back = compose(svd_stages(weight, metric=metric))
+        torch.testing.assert_close(back, weight, atol=1e-5, rtol=1e-5)
 
 
 @given(st.integers(2, 16), st.integers(2, 16), seeds)
@@ -49,10 +55,10 @@ def test_plain_prefixes_are_the_best_of_their_rank(m: int, n: int, seed: int) ->
 
 @given(seeds)
 def test_data_aware_prefixes_are_the_best_in_their_metric(seed: int) -> None:
-    weight, moment = matrix(12, 10, seed), moment_of(10, seed)
-    root, _ = whitening(moment, 10)
+    weight, metric = matrix(12, 10, seed), data_metric(moment_of(10, seed))
+    root = metric.root
     values = torch.linalg.svdvals(weight.double() @ root)
-    plain, aware = svd_stages(weight), svd_stages(weight, moment)
+    plain, aware = svd_stages(weight), svd_stages(weight, metric=metric)
     for k in range(1, 10):
         best = float(values[k:].norm())
         ours, theirs = (((weight - cut(s, k)).double() @ root).norm() for s in (aware, plain))
@@ -63,8 +69,8 @@ def test_data_aware_prefixes_are_the_best_in_their_metric(seed: int) -> None:
 @given(st.integers(1, 12), st.integers(1, 12), seeds)
 def test_tucker_at_full_rank_is_the_original(o: int, i: int, seed: int) -> None:
     weight = matrix(o, i * 9, seed).reshape(o, i, 3, 3)
-    for moment in (None, moment_of(i, seed)):
-        back = compose(tucker2_stages(weight, moment))
+    for metric in metrics(i, seed):
+        back = compose(tucker2_stages(weight, metric=metric))
         torch.testing.assert_close(back, weight, atol=2e-5, rtol=1e-4)
 
 
@@ -84,11 +90,46 @@ def test_tucker_residual_falls_with_either_rank(seed: int) -> None:
 
 def test_whitening_inverts_itself_and_follows_the_moment() -> None:
     moment = moment_of(6, 3)
-    root, inverse = whitening(moment, 6, ridge=1e-6)
-    torch.testing.assert_close(root @ inverse, torch.eye(6, dtype=torch.float64))
-    torch.testing.assert_close(root @ root, moment.double(), rtol=1e-3, atol=1e-4)
+    metric = data_metric(moment, ridge=1e-6)
+    eye = torch.eye(6, dtype=torch.float64)
+    torch.testing.assert_close(metric.root @ metric.inverse, eye)
+    torch.testing.assert_close(metric.root @ metric.root, moment.double(), rtol=1e-3, atol=1e-4)
 
 
 def test_dead_inputs_do_not_break_the_metric() -> None:
-    stages = svd_stages(matrix(6, 5, 0), torch.zeros(5, 5))
+    stages = svd_stages(matrix(6, 5, 0), metric=data_metric(torch.zeros(5, 5)))
     assert all(torch.isfinite(stage).all() for stage in stages)
+
+
+@given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 24), seeds)
+def test_a_truncated_svd_is_a_prefix_of_the_whole(m: int, n: int, rank: int, seed: int) -> None:
+    weight = matrix(m, n, seed)
+    for metric in metrics(n, seed):
+        short, whole = svd_stages(weight, rank, metric), svd_stages(weight, metric=metric)
+        k = min(m, n, rank)
+        torch.testing.assert_close(cut(short, k), cut(whole, k), atol=1e-4, rtol=1e-4)
+        eye = torch.eye(k)
+        torch.testing.assert_close(short[1].T @ short[1], eye, atol=1e-5, rtol=1e-5)
+
+
+def test_large_matrices_are_factored_by_random_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+    decay = torch.linspace(0, -4, 200).exp()
+    weight = (matrix(300, 200, 1) * decay) @ matrix(200, 200, 2)
+    best = torch.linalg.svdvals(weight.double())
+    monkeypatch.setattr(svd, "EXACT_SIDE", 100)
+    monkeypatch.setattr(svd, "_leading_eigenvectors", refuse_above(100, svd._leading_eigenvectors))
+    stages = svd_stages(weight, 40)
+    for k in (10, 20, 40):
+        residual = float((weight - cut(stages, k)).double().norm())
+        assert residual == pytest.approx(float(best[k:].norm()), rel=2e-3)
+
+
+Decompose = Callable[[Tensor, int], Tensor]
+
+
+def refuse_above(side: int, real: Decompose) -> Decompose:
+    def checked(gram: Tensor, rank: int) -> Tensor:
+        assert len(gram) <= side
+        return real(gram, rank)
+
+    return checked

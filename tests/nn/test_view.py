@@ -6,7 +6,7 @@ from torch import nn
 
 from t3c.convert import elasticize_, state_of
 from t3c.errors import SpecError
-from t3c.nn import at, dense_copy, elastic_layers
+from t3c.nn import at, dense_copy, elastic_layers, elastic_weights
 from t3c.spec import LayerPoint, Profile
 
 
@@ -41,7 +41,7 @@ def test_a_view_ends_when_its_block_fails(model: nn.Module) -> None:
 
     with pytest.raises(RuntimeError, match="inside"):
         fail()
-    assert all(layer.point is None for layer in elastic_layers(model).values())
+    assert all(weight.point is None for weight in elastic_weights(model).values())
 
 
 def test_a_profile_of_another_model_is_refused(model: nn.Module) -> None:
@@ -62,7 +62,7 @@ def test_a_dense_copy_is_the_same_function(model: nn.Module) -> None:
 
 
 def test_more_rank_and_bits_are_closer(model: nn.Module) -> None:
-    for layer in elastic_layers(model).values():
+    for layer in elastic_weights(model).values():
         full = layer.weight_at(None)
         plan = next(p for p in state_of(model).plan.layers if p.spec.name == layer.spec.name)
         by_rank = [(layer.weight_at(LayerPoint(k, 8)) - full).norm() for k in plan.ranks]
@@ -75,10 +75,10 @@ def test_more_rank_and_bits_are_closer(model: nn.Module) -> None:
 
 def test_views_train_what_they_use(model: nn.Module) -> None:
     """A prefix view has gradients on its own ranks and none beyond them."""
-    layer = elastic_layers(model)["3"]
+    layer = elastic_weights(model)["3"]
     rank = next(p for p in state_of(model).plan.layers if p.spec.name == "3").ranks[0]
     layer.weight_at(LayerPoint(rank, 4)).square().sum().backward()
-    reduce, expand = (stage.grad for stage in layer.stages)
+    reduce, expand = (stage.grad for stage in layer.stored_stages())
     assert reduce is not None
     assert expand is not None
     assert reduce[:rank].abs().sum() > 0

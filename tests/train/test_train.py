@@ -9,7 +9,7 @@ from torch import nn
 
 from t3c.convert import elasticize_, state_of
 from t3c.errors import ConvertError, DataError, SpecError, TrainError
-from t3c.nn import at, elastic_layers
+from t3c.nn import at, elastic_weights
 from t3c.spec import LayerPoint, Profile
 from t3c.train import TrainConfig, fit, objective
 from t3c.train.loop import sample_profile
@@ -62,7 +62,7 @@ def test_two_runs_agree(model: nn.Module, digits: Digits) -> None:
 
 def test_each_term_moves_what_it_should(model: nn.Module, digits: Digits) -> None:
     x, y = (t[:8] for t in digits.train)
-    layers = elastic_layers(model)
+    weights = elastic_weights(model)
     profile = low(model)
 
     def moved(loss: torch.Tensor) -> set[str]:
@@ -72,28 +72,33 @@ def test_each_term_moves_what_it_should(model: nn.Module, digits: Digits) -> Non
 
     gains = {n for n, _ in model.named_parameters() if "gains" in n}
     stages = {n for n, _ in model.named_parameters() if ".stages." in n}
+    dense = {n for n, _ in model.named_parameters() if n.endswith(".dense")}
     task = moved(objective.task(model(x), y))
-    assert stages <= task
-    assert not gains & task
+    assert dense <= task
+    assert not (gains | stages) & task
     with torch.no_grad():
         teacher = state_of(model).original(x)
     with at(model, profile):
         distilled = moved(objective.distill(model(x), teacher))
-    assert stages <= distilled
+    factored = {n for n, w in weights.items() if not w.spec.stored_dense(profile.points[n])}
+    mine = {n for n in stages if n.partition(".elastic")[0] in factored}
+    assert mine
+    assert distilled & stages == mine
+    assert distilled & dense == {f"{n}.elastic.dense" for n in weights.keys() - factored}
     assert gains & distilled
-    cost = moved(objective.budget(layers, profile.points))
-    assert cost <= stages
-    assert cost
+    cost = moved(objective.budget(weights, profile.points))
+    assert cost <= stages | dense
+    assert cost & stages
 
 
 def test_the_budget_term_falls_with_rank(model: nn.Module) -> None:
-    layers, plans = elastic_layers(model), state_of(model).plan.layers
+    weights, plans = elastic_weights(model), state_of(model).plan.layers
 
     @torch.no_grad()
     def term(index: int) -> float:
         ranks = {p.spec.name: p.ranks[min(index, len(p.ranks) - 1)] for p in plans}
         points = {name: LayerPoint(rank, 8) for name, rank in ranks.items()}
-        return float(objective.budget(layers, points))
+        return float(objective.budget(weights, points))
 
     values = [term(index) for index in range(4)]
     assert values == sorted(values, reverse=True)

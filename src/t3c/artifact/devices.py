@@ -76,7 +76,7 @@ def choose_forms(
     table = {(t.layer, t.rank): t.ms for t in timings}
     forms = {}
     for name, point in points.items():
-        if specs[name].stored_dense(point):
+        if Form.FACTORED not in specs[name].forms(point):
             forms[name] = Form.DENSE
             continue
         ms = table.get((name, point.rank), {})

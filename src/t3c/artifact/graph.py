@@ -1,7 +1,8 @@
 """graph.onnx: the topology of a model, without its weights.
 
-Elastic layers are nodes `t3c.Elastic(x[, bias])` named by their layer, a batch norm behind one is
-folded into it, and every other float tensor is a named input that dense.safetensors provides.
+Every use of an elastic weight is a node `t3c.Elastic(x[, bias])` that names its layer and says what
+it computes, a batch norm behind one is folded into it, and every other float tensor is a named
+input that dense.safetensors provides.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET
+from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET, elastic_layer
 from t3c.errors import ConvertError
 from t3c.nn.inputs import Inputs, call, tensors
 from t3c.nn.parametrized import WithParameters
@@ -116,24 +117,41 @@ def _input_names(count: int) -> list[str]:
 
 
 def _make_elastic(graph: onnx.GraphProto, weight: str, layer: str) -> None:
-    """Replace the node that uses a weight by the elastic node of its layer."""
-    users = [node for node in graph.node if weight in node.input]
-    if len(users) == 1 and users[0].op_type == "Transpose":
-        transposed = users[0].output[0]
-        graph.node.remove(users[0])
-        users, weight = [node for node in graph.node if transposed in node.input], transposed
-    if len(users) != 1:
-        raise ConvertError(f"layer {layer!r}: its weight is used {len(users)} times in the graph")
-    node = users[0]
+    """Replace the nodes that use a weight by elastic nodes of its layer, one for each use."""
+    users = [(node, weight) for node in graph.node if weight in node.input]
+    for turned in [node for node, _ in users if node.op_type == "Transpose"]:
+        users = [(node, name) for node, name in users if node is not turned]
+        users += [(n, turned.output[0]) for n in graph.node if turned.output[0] in n.input]
+        graph.node.remove(turned)
+    if not users:
+        raise ConvertError(f"layer {layer!r}: its weight is not used in the graph")
+    order = {id(node): index for index, node in enumerate(graph.node)}
+    users.sort(key=lambda user: order[id(user[0])])
+    for index, (node, name) in enumerate(users):
+        kind = _kind_of(node, turned=name != weight)
+        if kind is None:
+            raise ConvertError(f"layer {layer!r}: {node.op_type} cannot be made elastic")
+        inputs = [value for value in node.input if value != name]
+        label = layer if index == 0 else f"{layer}#{index + 1}"
+        node.CopyFrom(
+            helper.make_node(
+                "Elastic", inputs, list(node.output), label, domain=ELASTIC_DOMAIN, layer=layer,
+                kind=kind,
+            )
+        )  # fmt: skip
+
+
+def _kind_of(node: onnx.NodeProto, *, turned: bool) -> str | None:
+    """What a node that uses a weight, or the weight turned, computes; None for anything else."""
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    plain_gemm = attributes.get("transB") == 1 and not attributes.get("transA")
-    if node.op_type not in ("Conv", "MatMul") and not (node.op_type == "Gemm" and plain_gemm):
-        raise ConvertError(f"layer {layer!r}: {node.op_type} cannot be made elastic")
-    inputs = [name for name in node.input if name != weight]
-    elastic = helper.make_node("Elastic", inputs, list(node.output), layer, domain=ELASTIC_DOMAIN)
-    index = list(graph.node).index(node)
-    graph.node.remove(node)
-    graph.node.insert(index, elastic)
+    if node.op_type == "Conv" and not turned:
+        return "conv"
+    if node.op_type == "Gather" and not turned and not attributes.get("axis"):
+        return "embedding"
+    gemm = node.op_type == "Gemm" and attributes.get("transB", 0) == int(not turned)
+    if (node.op_type == "MatMul" and turned) or (gemm and not attributes.get("transA")):
+        return "linear"
+    return None
 
 
 def _fold_norms(graph: onnx.GraphProto, constants: dict[str, Floats]) -> dict[str, Floats]:
@@ -143,11 +161,14 @@ def _fold_norms(graph: onnx.GraphProto, constants: dict[str, Floats]) -> dict[st
         for name in node.input:
             uses[name] = uses.get(name, 0) + 1
     makers = {name: node for node in graph.node for name in node.output}
+    layers = [elastic_layer(node) for node in graph.node if node.domain == ELASTIC_DOMAIN]
     folded = {}
     for norm in [node for node in graph.node if node.op_type == "BatchNormalization"]:
         layer = makers.get(norm.input[0])
         if layer is None or layer.domain != ELASTIC_DOMAIN or uses[norm.input[0]] != 1:
             continue
+        if layers.count(elastic_layer(layer)) > 1:
+            continue  # the weight is not this norm's alone
         gamma, beta, mean, variance = (
             constants[name].astype(np.float64) for name in norm.input[1:5]
         )

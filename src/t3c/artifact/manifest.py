@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
+from onnx import NodeProto
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from t3c.errors import ArtifactError, CorruptError, SpecError, VersionError
@@ -93,6 +94,18 @@ class Manifest(Record):
 
     def size_bytes(self, profile: str) -> int:
         return next(p.size_bytes for p in self.profiles if p.name == profile)
+
+
+def elastic_layer(node: NodeProto) -> str:
+    """The layer whose weight an elastic node uses."""
+    named = next((a.s.decode() for a in node.attribute if a.name == "layer"), None)
+    return named or str(node.name)
+
+
+def elastic_kind(node: NodeProto, spec: LayerSpec) -> str:
+    """What an elastic node computes: conv, linear or embedding."""
+    named = next((a.s.decode() for a in node.attribute if a.name == "kind"), None)
+    return named or ("conv" if spec.convolution else str(spec.kind))
 
 
 def dump_manifest(manifest: Manifest) -> bytes:

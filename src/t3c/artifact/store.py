@@ -45,7 +45,8 @@ def pack_layer(
         _pack_stage(f"{entry.spec.name}/dense", dense, [dense.weight.shape], entry.bits, tensors)
     for index, stage in enumerate(stages):
         shapes = [entry.spec.stage_shapes(rank)[index] for rank in entry.ranks]
-        _pack_stage(f"{entry.spec.name}/stage{index}", stage, shapes, entry.bits, tensors)
+        bits = sorted({entry.spec.stage_bits(q)[index] for q in entry.bits})
+        _pack_stage(f"{entry.spec.name}/stage{index}", stage, shapes, bits, tensors)
     return tensors
 
 
@@ -63,8 +64,8 @@ def read_layer(
         shapes = [[step[index] for step in ladder] for index in range(len(names))]
     try:
         return [
-            _read_stage(file, f"{spec.name}/{name}", steps, point.bits)
-            for name, steps in zip(names, shapes, strict=True)
+            _read_stage(file, f"{spec.name}/{name}", steps, q)
+            for name, steps, q in zip(names, shapes, spec.stored_bits(point), strict=True)
         ]
     except SafetensorError as error:
         raise CorruptError(f"{spec.name}: {error}") from error
@@ -76,7 +77,8 @@ def layer_bytes(entry: LayerEntry, point: LayerPoint) -> int:
     if spec.stored_dense(point):
         return _stage_bytes([spec.dense_shape], point.bits)
     ladder = [spec.stage_shapes(rank) for rank in entry.ranks if rank <= point.rank]
-    return sum(_stage_bytes(list(steps), point.bits) for steps in zip(*ladder, strict=True))
+    stages = zip(zip(*ladder, strict=True), spec.stored_bits(point), strict=True)
+    return sum(_stage_bytes(list(steps), q) for steps, q in stages)
 
 
 def _pack_stage(

@@ -27,7 +27,7 @@ class Proxy:
     held_out: int
 
     def predict(self, features: npt.NDArray[np.float64]) -> float:
-        return float(features @ np.array([self.coefficients[name] for name in FEATURES]))
+        return float(features @ np.array([self.coefficients.get(name, 0.0) for name in FEATURES]))
 
 
 def features(

@@ -199,8 +199,7 @@ def _params(runtime: Runtime, name: str) -> int:
     dense = sum(math.prod(spec.dense_shape) for spec in specs.values())
     mine = 0
     for layer, point in profile.points.items():
-        form = Form.DENSE if specs[layer].stored_dense(point) else Form.FACTORED
-        mine += sum(map(math.prod, specs[layer].executed_shapes(point, form)))
+        mine += sum(map(math.prod, specs[layer].stored_shapes(point)))
     return runtime.artifact.manifest.model.parameters - dense + mine
 
 

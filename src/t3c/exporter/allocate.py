@@ -10,14 +10,14 @@ from torch import nn
 from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import EXACT_OUTPUTS, layer_sensitivities
 from t3c.control.knapsack import allocations
-from t3c.control.menu import Option, chain, menu
+from t3c.control.menu import Option, chain
 from t3c.control.profiles import pick_profiles
-from t3c.convert import LayerPlan
+from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
 from t3c.nn.inputs import Inputs, select
 from t3c.runtime.engines import Engine
 from t3c.runtime.measured import time_layer
-from t3c.spec import LayerPoint, Menu, ProfileChain
+from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
 
 Say = Callable[[str], object]
 SAMPLES, ADJOINT_BYTES = 32, 4 << 30
@@ -47,7 +47,8 @@ def time_layers(engine: Engine, plans: Sequence[LayerPlan], say: Say) -> tuple[L
 
 def affordable(plans: Sequence[LayerPlan]) -> int:
     """How many samples' adjoints of all layers fit into memory at once."""
-    floats = sum(p.spec.out_channels * p.spec.out_positions for p in plans) * EXACT_OUTPUTS
+    outputs = (p.spec.runs * p.spec.out_channels * p.spec.out_positions for p in plans)
+    floats = sum(outputs) * EXACT_OUTPUTS
     return int(min(SAMPLES, max(2, ADJOINT_BYTES // (4 * floats))))
 
 
@@ -60,25 +61,52 @@ def allocate(
     worst_drift: float,
     size_weight: float,
 ) -> Allocated:
-    """Chains over (cost, drift) for each layer, then the nested profiles of the knapsack.
+    """Chains over (cost, drift) for each unit of layers, then the nested profiles of the knapsack.
 
     Cost is a share of the all-dense, all-8-bit model: of its summed layer time, and with
     `size_weight` of its bytes.
     """
     best = {(t.layer, t.rank): min(t.ms.values()) for t in timings}
+    specs = {p.spec.name: p.spec for p in plans}
     tops = {p.spec.name: LayerPoint(p.ranks[-1], p.bits[-1]) for p in plans}
-    full_ms = sum(best[name, top.rank] for name, top in tops.items())
-    full_bytes = sum(stored_bytes(p.spec, tops[p.spec.name]) for p in plans)
-    chains = {}
+    full_ms = sum(specs[name].runs * best[name, top.rank] for name, top in tops.items())
+    full_bytes = sum(stored_bytes(specs[name], top) for name, top in tops.items())
     sensitivities = layer_sensitivities(model, select(samples, slice(0, affordable(plans))))
-    for plan in plans:
-        name = plan.spec.name
-        options = []
-        for point in (LayerPoint(k, q) for k in plan.ranks for q in plan.bits):
-            time = best[name, point.rank] / full_ms
-            size = stored_bytes(plan.spec, point) / full_bytes
-            cost = (1 - size_weight) * time + size_weight * size
-            options.append(Option(point, cost, sensitivities[name].squared_drift(point)))
-        chains[name] = chain(options)
+    drift: dict[tuple[str, LayerPoint], float] = {}
+
+    def option(unit: Unit, point: LayerPoint) -> Option:
+        cost = squared = 0.0
+        for name, mine in unit.layer_points(point).items():
+            time = specs[name].runs * best[name, mine.rank] / full_ms
+            size = stored_bytes(specs[name], mine) / full_bytes
+            cost += (1 - size_weight) * time + size_weight * size
+            if (name, mine) not in drift:
+                drift[name, mine] = sensitivities[name].squared_drift(mine)
+            squared += drift[name, mine]
+        return Option(point, cost, squared)
+
+    shared = {unit.name: unit for unit in units(plans)}
+    chains = {n: chain([option(u, point) for point in u.points()]) for n, u in shared.items()}
     profiles = pick_profiles(allocations(chains), worst_drift)
-    return Allocated({n: menu(options) for n, options in chains.items()}, profiles)
+    return Allocated(_menus(shared, chains), _by_layer(shared, profiles))
+
+
+def _menus(shared: Mapping[str, Unit], chains: Mapping[str, Sequence[Option]]) -> dict[str, Menu]:
+    """The points of each layer along its unit's chain."""
+    menus: dict[str, Menu] = {}
+    for name, options in chains.items():
+        along = [shared[name].layer_points(option.point) for option in options]
+        for layer in along[0]:
+            menus[layer] = Menu(tuple(dict.fromkeys(points[layer] for points in along)))
+    return menus
+
+
+def _by_layer(shared: Mapping[str, Unit], chain: ProfileChain) -> ProfileChain:
+    """Profiles of units as profiles of layers."""
+    profiles = []
+    for profile in chain:
+        points: dict[str, LayerPoint] = {}
+        for name, point in profile.points.items():
+            points |= shared[name].layer_points(point)
+        profiles.append(Profile(profile.name, points))
+    return ProfileChain(tuple(profiles))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +12,27 @@ from onnx import ValueInfoProto, helper
 from torch import nn
 
 from t3c.artifact.graph import Traced, trace
-from t3c.artifact.manifest import ELASTIC_DOMAIN, LayerEntry, ModelEntry, TensorEntry
+from t3c.artifact.manifest import (
+    ELASTIC_DOMAIN,
+    LayerEntry,
+    ModelEntry,
+    TensorEntry,
+    elastic_layer,
+)
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer
 from t3c.artifact.writer import write_content
 from t3c.convert import state_of
 from t3c.errors import ConvertError
 from t3c.exporter.allocate import Allocated
-from t3c.factor.compose import compose
 from t3c.nn.inputs import Inputs, batches_of, tensors
-from t3c.nn.layers import ElasticLayer
-from t3c.nn.view import dense_copy, elastic_layers
+from t3c.nn.view import dense_copy, elastic_weights
+from t3c.nn.weight import ElasticWeight
 from t3c.quant.straight_through import row_scale, view_scale
-from t3c.runtime.assemble import assemble
+from t3c.runtime.assemble import assemble, quantized_inputs
 from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.engines.torch_operations import OPERATIONS
-from t3c.spec import Form, ImageSpec, Profile, ProfileChain
+from t3c.spec import ImageSpec, Profile, ProfileChain
 from t3c.version import __version__
 
 BATCH = 64
@@ -34,7 +40,7 @@ BATCH = 64
 
 def topology(model: nn.Module) -> Traced:
     """The topology of an elastic model; refused if the reference engine lacks an operation."""
-    specs = {name: layer.spec for name, layer in elastic_layers(model).items()}
+    specs = {name: weight.spec for name, weight in elastic_weights(model).items()}
     traced = trace(dense_copy(model), state_of(model).example, specs)
     kinds = {node.op_type for node in traced.model.graph.node if node.domain != ELASTIC_DOMAIN}
     missing = sorted(kinds - OPERATIONS.keys())
@@ -60,11 +66,11 @@ def write(
 ) -> Artifact:
     """Write the content twice: a draft, to observe ranges on the compressed model, then whole."""
     state = state_of(model)
-    layers = elastic_layers(model)
-    entries = tuple(_entry(layer, allocated) for layer in layers.values())
+    weights = elastic_weights(model)
+    entries = tuple(_entry(weight, allocated) for weight in weights.values())
     factors: Tensors = {}
     for entry in entries:
-        factors |= _pack(entry, layers[entry.spec.name], traced, allocated.profiles)
+        factors |= _pack(entry, weights[entry.spec.name], traced, allocated.profiles)
     quantized = _quantized_tensors(traced, entries)
     about = ModelEntry(
         name=name,
@@ -93,8 +99,7 @@ def write(
 def float_session(artifact: Artifact, profile: Profile) -> TorchSession:
     """A profile as stored, factored, with activations left in float, in the reference engine."""
     forms = {
-        name: Form.DENSE if artifact.entries[name].spec.stored_dense(point) else Form.FACTORED
-        for name, point in profile.points.items()
+        name: artifact.entries[name].spec.forms(point)[0] for name, point in profile.points.items()
     }
     return TorchSession(assemble(artifact, profile, forms, ranges=None))
 
@@ -117,7 +122,7 @@ def observe_ranges(artifact: Artifact, profile: Profile, samples: Inputs) -> Flo
     return ranges
 
 
-def _entry(layer: ElasticLayer, allocated: Allocated) -> LayerEntry:
+def _entry(layer: ElasticWeight, allocated: Allocated) -> LayerEntry:
     """A layer with what the profiles use of it: no rank or view is stored that none runs."""
     spec = layer.spec
     points = [profile.points[spec.name] for profile in allocated.profiles]
@@ -131,27 +136,26 @@ def _entry(layer: ElasticLayer, allocated: Allocated) -> LayerEntry:
 
 @torch.no_grad()
 def _pack(
-    entry: LayerEntry, layer: ElasticLayer, traced: Traced, profiles: ProfileChain
+    entry: LayerEntry, weight: ElasticWeight, traced: Traced, profiles: ProfileChain
 ) -> Tensors:
-    name = layer.spec.name
-    factor = torch.from_numpy(traced.folded.get(name, np.ones(layer.spec.out_channels, np.float32)))
+    name, spec = weight.spec.name, weight.spec
+    factor = torch.from_numpy(traced.folded.get(name, np.ones(spec.out_channels, np.float32)))
+    stored = weight.stored_stages() if entry.ranks else []
     stages = [
-        _codes(stage, gains, factor if last else None, entry.bits)
-        for stage, gains, last in zip(
-            layer.stored_stages() if entry.ranks else [],
-            layer.stage_gains,
-            [index == len(layer.stages) - 1 for index in range(len(layer.stage_gains))],
-            strict=bool(entry.ranks),
+        _codes(
+            stage, weight.stage_gains[index], factor if index == len(stored) - 1 else None,
+            sorted({spec.stage_bits(q)[index] for q in entry.bits}),
         )
-    ]
+        for index, stage in enumerate(stored)
+    ]  # fmt: skip
     dense = None
-    if any(layer.spec.stored_dense(profile.points[name]) for profile in profiles):
-        dense = _codes(compose(list(layer.stages)), layer.dense_gains, factor, entry.bits)
+    if any(spec.stored_dense(profile.points[name]) for profile in profiles):
+        dense = _codes(weight.dense, weight.dense_gains, factor, entry.bits)
     return pack_layer(entry, dense, stages)
 
 
 def _codes(
-    weight: torch.Tensor, gains: torch.Tensor, factor: torch.Tensor | None, bits: tuple[int, ...]
+    weight: torch.Tensor, gains: torch.Tensor, factor: torch.Tensor | None, bits: Iterable[int]
 ) -> StageCodes:
     """A stage ready to be stored; of a factor on its rows the sign goes into the codes, the size
     into the scales, so that the codes are those of training."""
@@ -168,10 +172,13 @@ def _codes(
 
 def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple[str, ...]:
     """Inputs of elastic layers, and what passes between the stages of factored ones."""
-    names = [node.input[0] for node in traced.model.graph.node if node.domain == ELASTIC_DOMAIN]
-    for entry in entries:
+    graph = traced.model.graph
+    named = {entry.spec.name: entry for entry in entries}
+    names = quantized_inputs(graph, named)
+    for node in [node for node in graph.node if node.domain == ELASTIC_DOMAIN]:
+        entry = named[elastic_layer(node)]
         inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if entry.ranks else 0
-        names += [f"{entry.spec.name}/stage{index}" for index in range(inner)]
+        names += [f"{node.name}/stage{index}" for index in range(inner)]
     return tuple(dict.fromkeys(names))
 
 

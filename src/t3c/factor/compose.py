@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,18 +12,18 @@ from torch import Tensor
 def compose(stages: Sequence[Tensor]) -> Tensor:
     """The weight that the stages, executed one after the other, amount to.
 
-    Linear: reduce (k, n), expand (m, k) -> (m, n). Convolution: of the stages (out, in, h, w) at
-    most one is wider than 1x1; -> (m, n, h, w).
+    Linear: reduce (k, n), expand (m, k) -> (m, n). Convolution: of the stages (out, in, *kernel) at
+    most one is wider than a point; a stage with one input to each of its channels is depthwise.
     """
-    assert all(a.shape[0] == b.shape[1] for a, b in pairwise(stages))
     weight = stages[0]
     for stage in stages[1:]:
-        if weight.dim() == 2:
-            weight = stage @ weight
-        elif stage.shape[2:] == (1, 1):
-            weight = torch.einsum("ma,anhw->mnhw", stage[:, :, 0, 0], weight)
+        if stage.shape[1] != weight.shape[0]:
+            assert stage.shape[:2] == (weight.shape[0], 1)
+            weight = stage * weight
+        elif prod(stage.shape[2:]) == 1:
+            weight = torch.einsum("ma,a...->m...", stage.flatten(1), weight)
         else:
-            weight = torch.einsum("mahw,an->mnhw", stage, weight[:, :, 0, 0])
+            weight = torch.einsum("ma...,an->mn...", stage, weight.flatten(1))
     return weight
 
 

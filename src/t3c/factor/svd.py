@@ -1,22 +1,65 @@
-"""Matrices: W (m, n) as expand (m, K) @ reduce (K, n), every prefix usable."""
+"""Matrices: W (m, n) as expand (m, k) @ reduce (k, n), every prefix usable."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from t3c.factor.metric import whitening
+from t3c.factor.metric import Metric
+
+EXACT_SIDE = 4096  # up to here the smaller Gram matrix is decomposed whole
 
 
-def svd_stages(weight: Tensor, moment: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Stages reduce (K, n) and expand (m, K), K = min(m, n), of a matrix (m, n).
+def svd_stages(
+    weight: Tensor, rank: int | None = None, metric: Metric | None = None
+) -> tuple[Tensor, Tensor]:
+    """Stages reduce (k, n) and expand (m, k), k = min(m, n, rank), of a matrix (m, n).
 
-    Prefix k is the best rank-k approximation in the metric C of `whitening`: it minimises
+    Prefix k is the best rank-k approximation in the metric C: it minimises
     tr (W - W_k) C (W - W_k)^T, which is E ||(W - W_k) a||^2 for inputs a with E[a a^T] = C.
     The columns of `expand` are orthonormal; the singular values sit in `reduce`, each of whose
     rows has a scale of its own when it is quantized.
     """
-    root, inverse = whitening(moment, weight.shape[1])
-    u, s, vt = torch.linalg.svd(weight.detach().double() @ root, full_matrices=False)
-    reduce, expand = s[:, None] * vt @ inverse, u
+    white = weight.detach().double()
+    if metric is not None:
+        white = white @ metric.root
+    expand = leading_left(white, rank or min(white.shape))
+    reduce = expand.T @ weight.detach().double()
     return reduce.to(weight.dtype), expand.to(weight.dtype)
+
+
+def leading_left(matrix: Tensor, rank: int) -> Tensor:
+    """The leading left singular vectors (m, k) of a matrix (m, n) in float64, largest first.
+
+    They are found from the smaller of the two Gram matrices, or by random projection where that
+    is too large: memory stays at a few times the matrix.
+    """
+    rank = min(rank, *matrix.shape)
+    if min(matrix.shape) > EXACT_SIDE and 2 * rank < min(matrix.shape):
+        return _projected(matrix, rank)
+    if matrix.shape[0] <= matrix.shape[1]:
+        return _leading_eigenvectors(matrix @ matrix.T, rank)
+    right = _leading_eigenvectors(matrix.T @ matrix, rank)
+    # Images of the right vectors; directions next to nothing are replaced by orthonormal ones.
+    vectors, upper = torch.linalg.qr(matrix @ right)
+    signed: Tensor = vectors * torch.where(upper.diagonal() < 0, -1.0, 1.0).to(vectors.dtype)
+    return signed
+
+
+def _leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
+    vectors: Tensor = torch.linalg.eigh(gram).eigenvectors
+    return vectors.flip(1)[:, :rank].contiguous()
+
+
+def _projected(matrix: Tensor, rank: int, oversample: int = 32, passes: int = 4) -> Tensor:
+    """Randomized range finder with power iterations (Halko, Martinsson, Tropp 2011)."""
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(
+        matrix.shape[1], min(rank + oversample, *matrix.shape), generator=generator,
+        dtype=matrix.dtype,
+    )  # fmt: skip
+    basis: Tensor = torch.linalg.qr(matrix @ probe).Q
+    for _ in range(passes):
+        basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
+    small = basis.T @ matrix
+    return basis @ _leading_eigenvectors(small @ small.T, rank)

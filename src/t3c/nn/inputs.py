@@ -14,7 +14,7 @@ Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 
 
 def call(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The model's output tensor; of an output object its `logits`, of a tuple its first element."""
+    """The model's output tensor; of an output object its `logits`, else its first element."""
     if isinstance(inputs, Tensor):
         output = model(inputs)
     elif isinstance(inputs, Mapping):
@@ -22,8 +22,8 @@ def call(model: nn.Module, inputs: Inputs) -> Tensor:
     else:
         output = model(*inputs)
     output = getattr(output, "logits", output)
-    if isinstance(output, Mapping) and "logits" in output:
-        output = output["logits"]
+    if isinstance(output, Mapping) and output:
+        output = output.get("logits", next(iter(output.values())))
     while isinstance(output, (tuple, list)):
         output = output[0]
     if not isinstance(output, Tensor):

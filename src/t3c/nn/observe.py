@@ -1,49 +1,125 @@
-"""What a model shows when it runs: sizes of its layers' inputs and outputs, moments of inputs."""
+"""What a model shows when it runs: layers' sizes, attention blocks, moments of inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from t3c.errors import ConvertError
 from t3c.nn.inputs import Inputs, call, check_finite, split_batch, tensors
-from t3c.spec import Kind, LayerSpec
+from t3c.nn.layers import channels_last, elastic_type, patches
+from t3c.spec import Factorization, Kind, LayerSpec
 
-Sizes = tuple[tuple[int, int], tuple[int, int]]
-KINDS: dict[type[nn.Module], Kind] = {nn.Linear: Kind.LINEAR, nn.Conv2d: Kind.CONV2D}
+Size = tuple[int, ...]
+ATTENTION = (F.scaled_dot_product_attention, F.softmax, torch.softmax, Tensor.softmax)
 
 
-def kind_of(module: nn.Module) -> Kind | None:
-    """The kind of layer a module is, if it is one that can be elastic."""
-    return KINDS.get(type(module))
+@dataclass(frozen=True)
+class Run:
+    """One run of a layer: sizes of a sample, and which input tensor it read."""
+
+    layer: str
+    in_size: Size
+    out_size: Size
+    read: int
+    channels: tuple[int, int]  # in, out
+
+
+@dataclass
+class Observed:
+    """The runs of layers in order; `None` stands for an attention's product or softmax."""
+
+    events: list[Run | None] = field(default_factory=list)
+
+    def runs(self, layer: str) -> list[Run]:
+        return [e for e in self.events if e is not None and e.layer == layer]
+
+    def attention_blocks(self) -> list[tuple[str, ...]]:
+        """Layers of each attention block: its projections, then the one behind it.
+
+        A block is three linear layers ahead of an attention, of which keys and values read the same
+        tensor and are of one width that divides the queries', or a single one three times as wide
+        as what follows; behind it stands a linear layer as wide as the queries.
+        """
+        blocks: list[tuple[str, ...]] = []
+        for index, event in enumerate(self.events):
+            if event is not None:
+                continue
+            before = self._back_to_attention(index)
+            after = next((e for e in self.events[index:] if e is not None), None)
+            block = _block(before, after)
+            if block and not any(name in other for other in blocks for name in block):
+                blocks.append(block)
+        return blocks
+
+    def _back_to_attention(self, index: int) -> list[Run]:
+        runs: list[Run] = []
+        for event in reversed(self.events[:index]):
+            if event is None and runs:
+                break
+            if event is not None:
+                runs.insert(0, event)
+        return runs
+
+
+def _block(before: list[Run], after: Run | None) -> tuple[str, ...]:
+    """The names of a block around an attention; none if the layers there are no block."""
+    if after is None:
+        return ()
+    into = after.channels[0]
+    if before and before[-1].channels[1] == 3 * into:
+        return before[-1].layer, after.layer
+    if len(before) < 3:
+        return ()
+    query, key, value = before[-3:]
+    widths = [run.channels[1] for run in (query, key, value)]
+    shared = key.read == value.read and widths[1] == widths[2] and widths[0] % widths[1] == 0
+    names = (query.layer, key.layer, value.layer, after.layer)
+    return names if shared and widths[0] == into and len(set(names)) == 4 else ()
 
 
 @torch.no_grad()
-def observe_sizes(model: nn.Module, example: Inputs) -> dict[str, list[Sizes]]:
-    """(input, output) size a sample of each layer, for every time the example reaches it."""
-    seen: dict[str, list[Sizes]] = {}
+def observe(model: nn.Module, example: Inputs) -> Observed:
+    """Run the example and say what ran."""
+    seen = Observed()
     batch = tensors(example)[0].shape[0]
+    token = _Tokens()
 
-    def watch(name: str, module: nn.Module) -> Any:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            if isinstance(module, nn.Conv2d):
-                sizes = ((x.shape[2], x.shape[3]) for x in (args[0], out))
+    def watch(name: str, kind: Kind) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+            into = args[0]
+            if kind in (Kind.CONV1D, Kind.CONV2D):
+                axes = 1 if kind is Kind.CONV1D else 2
+                sizes = tuple(tuple(x.shape[-axes:]) for x in (into, out))
             else:
-                sizes = ((max(1, x.numel() // x.shape[-1] // batch), 1) for x in (args[0], out))
-            into, outof = sizes
-            seen.setdefault(name, []).append((into, outof))
+                tokens = into.numel() if kind is Kind.EMBEDDING else into.numel() // into.shape[-1]
+                sizes = ((max(1, tokens // batch), 1),) * 2
+            assert isinstance(module.weight, Tensor)
+            channels = (module.weight.shape[1], module.weight.shape[0])
+            seen.events.append(Run(name, sizes[0], sizes[1], token.of(into), channels))
 
-        return module.register_forward_hook(hook)
+        return hook
 
-    hooks = [watch(n, m) for n, m in model.named_modules() if kind_of(m) is not None]
+    hooks = []
+    for name, module in model.named_modules():
+        elastic = elastic_type(module)
+        if elastic is not None:
+            hooks.append(module.register_forward_hook(watch(name, elastic.kind)))
     training = model.training
     try:
-        call(model.eval(), example)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ConvertError(f"the model does not take the example: {error}") from error
+        with _AttentionEvents(seen):
+            call(model.eval(), example)
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConvertError(f"the model does not take the example: {line}") from error
     finally:
         model.train(training)
         for hook in hooks:
@@ -51,34 +127,76 @@ def observe_sizes(model: nn.Module, example: Inputs) -> dict[str, list[Sizes]]:
     return seen
 
 
-@torch.no_grad()
 def observe_moments(
-    model: nn.Module, specs: Sequence[LayerSpec], batches: Iterable[Any]
+    model: nn.Module, layers: Mapping[str, LayerSpec], batches: Iterable[Any]
 ) -> dict[str, Tensor]:
-    """E[a a^T] (in, in) over the input channels of each layer."""
+    """E[a a^T] of what each weight is multiplied by, by the weight's name; `layers` by module name.
+
+    Of an SVD these are the patches a row of the weight meets, of Tucker-2 and CP its channels.
+    """
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
 
     def watch(spec: LayerSpec) -> Any:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            x = args[0].movedim(1, -1) if spec.kind is Kind.CONV2D else args[0]
-            rows = x.reshape(-1, spec.in_channels).double()
-            sums[spec.name] = sums.get(spec.name, torch.zeros(())) + rows.T @ rows
-            counts[spec.name] = counts.get(spec.name, 0) + len(rows)
+            rows_of = patches if spec.factorization is Factorization.SVD else channels_last
+            parts = torch.split(args[0], 1) if spec.convolution else (args[0],)  # patches are large
+            for part in parts:
+                rows = rows_of(spec, part)
+                before = sums.get(spec.name)
+                moment = (rows.T @ rows).double()
+                sums[spec.name] = moment if before is None else before.add_(moment)
+                counts[spec.name] = counts.get(spec.name, 0) + len(rows)
 
-        return model.get_submodule(spec.name).register_forward_pre_hook(hook)
+        return hook
 
-    hooks = [watch(spec) for spec in specs]
     seen = False
-    try:
+    with torch.no_grad(), _hooked(model, {n: watch(spec) for n, spec in layers.items()}):
         for batch in batches:
             inputs, _ = split_batch(batch)
             check_finite(inputs, "the calibration data")
             call(model, inputs)
             seen = True
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not seen:
         raise ConvertError("the calibration data is empty")
     return {name: total / counts[name] for name, total in sums.items()}
+
+
+@contextmanager
+def _hooked(model: nn.Module, hooks: Mapping[str, Any]) -> Iterator[None]:
+    handles = [model.get_submodule(n).register_forward_pre_hook(h) for n, h in hooks.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Tokens:
+    """A number for each tensor that is alive."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self.count = 0
+
+    def of(self, value: Tensor) -> int:
+        known = self.known.get(id(value))
+        if known is None or known[0]() is not value:
+            self.count += 1
+            self.known[id(value)] = known = (weakref.ref(value), self.count)
+        return known[1]
+
+
+class _AttentionEvents(TorchFunctionMode):
+    """Writes an event for every attention product and softmax."""
+
+    def __init__(self, seen: Observed) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in ATTENTION and (not self.seen.events or self.seen.events[-1] is not None):
+            self.seen.events.append(None)
+        return func(*args, **(kwargs or {}))

@@ -11,43 +11,67 @@ from torch import nn
 
 from t3c.errors import SpecError
 from t3c.nn.layers import ElasticLayer
-from t3c.spec import Kind, Profile
+from t3c.nn.weight import ElasticWeight, Relaxation
+from t3c.spec import Profile
+
+
+def elastic_weights(model: nn.Module) -> dict[str, ElasticWeight]:
+    """The elastic weights of a model by name, in order; one that several layers share is one."""
+    return {m.spec.name: m for m in model.modules() if isinstance(m, ElasticWeight)}
 
 
 def elastic_layers(model: nn.Module) -> dict[str, ElasticLayer]:
-    """The elastic layers of a model by name, in order."""
+    """The layers of a model that run elastic weights, by their own names."""
     return {n: m for n, m in model.named_modules() if isinstance(m, ElasticLayer)}
 
 
 @contextmanager
-def at(model: nn.Module, profile: Profile | None) -> Iterator[nn.Module]:
+def at(
+    model: nn.Module, profile: Profile | None, relaxation: Relaxation | None = None
+) -> Iterator[nn.Module]:
     """The model at a profile, for the length of a `with`; None is full rank in float.
+
+    With a relaxation, ranks are chosen by soft masks and rounding may be stochastic: for training.
 
     >>> with at(model, profile):  # doctest: +SKIP
     ...     z = model(x)
     """
-    layers = elastic_layers(model)
-    if profile is not None and profile.points.keys() != layers.keys():
-        odd = sorted(profile.points.keys() ^ layers.keys())
+    weights = elastic_weights(model)
+    if profile is not None and profile.points.keys() != weights.keys():
+        odd = sorted(profile.points.keys() ^ weights.keys())
         raise SpecError(f"profile {profile.name!r} does not fit the model: {', '.join(odd)}")
-    before = {name: layer.point for name, layer in layers.items()}
+    before = {name: (weight.point, weight.relaxation) for name, weight in weights.items()}
     try:
-        for name, layer in layers.items():
-            layer.point = None if profile is None else profile.points[name]
+        for name, weight in weights.items():
+            weight.point = None if profile is None else profile.points[name]
+            weight.relaxation = relaxation
         yield model
     finally:
-        for name, layer in layers.items():
-            layer.point = before[name]
+        for name, weight in weights.items():
+            weight.point, weight.relaxation = before[name]
 
 
 @torch.no_grad()
 def dense_copy(model: nn.Module, profile: Profile | None = None) -> nn.Module:
     """A plain copy without elastic layers, weights composed at the profile (None: full float)."""
     plain = copy.deepcopy(model)
+    made: dict[str, nn.Parameter] = {}
     for name, layer in elastic_layers(plain).items():
-        weight = layer.weight_at(None if profile is None else profile.points[name])
-        replace_(plain, name, _dense_module(layer, weight))
+        owner = layer.elastic.spec.name
+        if owner not in made:
+            weight = layer.elastic.weight_at(None if profile is None else profile.points[owner])
+            # Strides that are not the usual ones would be traced as if they could vary.
+            dense = weight.detach().clone(memory_format=torch.contiguous_format)
+            made[owner] = nn.Parameter(dense)
+        module = layer.plain(made[owner]).train(layer.training)
+        for alias in _aliases(plain, layer, name):
+            replace_(plain, alias, module)
     return plain
+
+
+def sort_(model: nn.Module) -> int:
+    """Put every weight's ranks in the order of their strength; how many weights that changed."""
+    return sum(weight.sort_() for weight in elastic_weights(model).values())
 
 
 def replace_(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -56,17 +80,6 @@ def replace_(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), leaf, module)
 
 
-def _dense_module(layer: ElasticLayer, weight: torch.Tensor) -> nn.Module:
-    s, bias = layer.spec, layer.bias is not None
-    module: nn.Linear | nn.Conv2d
-    if s.kind is Kind.LINEAR:
-        module = nn.Linear(s.in_channels, s.out_channels, bias, device="meta")
-    else:
-        module = nn.Conv2d(
-            s.in_channels, s.out_channels, s.kernel, s.stride, s.padding, s.dilation, s.groups,
-            bias, device="meta",
-        )  # fmt: skip
-    # Strides that are not the usual ones would be traced as if they could vary.
-    module.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
-    module.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
-    return module.train(layer.training)
+def _aliases(model: nn.Module, module: nn.Module, name: str) -> list[str]:
+    """All names a module stands under."""
+    return [n for n, m in model.named_modules(remove_duplicate=False) if m is module] or [name]

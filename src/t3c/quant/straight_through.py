@@ -3,59 +3,88 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from t3c.spec import MAX_BITS, MIN_BITS
 
 VIEWS = tuple(range(MIN_BITS, MAX_BITS + 1))  # each view has a scale of its own
+CHUNK = 1 << 22  # weights whose views are fitted at once
 
 
-def row_scale(weight: Tensor) -> Tensor:
+def row_scale(weight: Tensor, clip: Tensor | None = None) -> Tensor:
     """The code scale (rows,) of `weight` (rows, ...): a row's largest magnitude over 127.
 
-    Rows next to nothing beside the largest have a grid that is next to nothing, not a vanishing
-    one: engines divide biases by it.
+    `clip` (rows,) in (0, 1] is the share of that magnitude the codes reach to. Rows next to nothing
+    beside the largest have a grid that is next to nothing, not a vanishing one: engines divide
+    biases by it.
     """
     largest = weight.detach().flatten(1).abs().amax(dim=1)
-    return largest.clamp_min(max(1e-4 * float(largest.max()), 1e-8)) / 127
+    floored = largest.clamp_min(max(1e-4 * float(largest.max()), 1e-8))
+    return (floored if clip is None else floored * clip) / 127
 
 
-def midpoints(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """The `bits`-bit view of `weight` in units of its scale: sign * m, or sign * (k + 1/2)."""
+def midpoints(
+    weight: Tensor, scale: Tensor, bits: int, generator: Generator | None = None
+) -> Tensor:
+    """The `bits`-bit view of `weight` in units of its scale: sign * m, or sign * (k + 1/2).
+
+    With a generator the rounding is stochastic, between the two nearest values of the view.
+    """
     rows = scale.reshape(-1, *([1] * (weight.dim() - 1)))
     sign = torch.where(torch.signbit(weight), -1.0, 1.0)
-    magnitude = (weight.abs() / rows).round().clamp(0, 127)
-    if bits < MAX_BITS:
-        magnitude = torch.floor(magnitude / 2 ** (MAX_BITS - bits)) + 0.5
-    return (sign * magnitude).detach()
+    step, shift = 2.0 ** (MAX_BITS - bits), 0.5 if bits < MAX_BITS else 0.0
+    magnitude = weight.abs() / rows
+    if generator is None:
+        magnitude = magnitude.round().clamp(0, 127)
+        level = torch.floor(magnitude / step) if bits < MAX_BITS else magnitude
+    else:
+        noise = torch.rand(weight.shape, generator=generator)
+        level = torch.floor(magnitude / step - shift + noise).clamp(0, 127 // int(step))
+    return (sign * (level + shift)).detach()
 
 
-def fit_gains(weight: Tensor) -> Tensor:
+def fit_gains(weight: Tensor, clip: Tensor | None = None) -> Tensor:
     """Log gains (views, rows) of the views' scales over s * 2^(8-q), by least squares."""
-    scale = row_scale(weight)
+    weight = weight.detach()
+    size = max(1, CHUNK // max(1, weight[0].numel()))
+    parts = zip(torch.split(weight, size), torch.split(row_scale(weight, clip), size), strict=True)
+    return torch.cat([_fit(rows.flatten(1), scale) for rows, scale in parts], dim=1)
+
+
+def _fit(weight: Tensor, scale: Tensor) -> Tensor:
     gains = []
     for bits in VIEWS:
-        grid = midpoints(weight, scale, bits).flatten(1)
+        grid = midpoints(weight, scale, bits)
         energy = grid.square().sum(1)  # 0 for a row of zeros in 8 bits
-        fitted = (grid * weight.detach().flatten(1)).sum(1) / energy.clamp_min(1e-12)
-        nominal = scale * 2 ** (MAX_BITS - bits)
-        gain = torch.where(energy > 0, fitted / nominal, 1.0)
+        fitted = (grid * weight).sum(1) / energy.clamp_min(1e-12)
+        gain = torch.where(energy > 0, fitted / (scale * 2 ** (MAX_BITS - bits)), 1.0)
         gains.append(gain.clamp(0.25, 4.0).log())
     return torch.stack(gains)
 
 
-def view_scale(weight: Tensor, gains: Tensor, bits: int) -> Tensor:
+def view_scale(weight: Tensor, gains: Tensor, bits: int, clip: Tensor | None = None) -> Tensor:
     """The scale (rows,) of the `bits`-bit view; differentiable in `gains`."""
-    nominal: Tensor = row_scale(weight) * 2 ** (MAX_BITS - bits)
+    nominal: Tensor = row_scale(weight, clip) * 2 ** (MAX_BITS - bits)
     return nominal * gains[VIEWS.index(bits)].exp()
 
 
-def fake_quantize(weight: Tensor, gains: Tensor, bits: int) -> Tensor:
+def fake_quantize(
+    weight: Tensor,
+    gains: Tensor,
+    bits: int,
+    clip: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
     """The `bits`-bit view of `weight` (rows, ...), as a float tensor.
 
-    The rounding passes gradients straight through to the weight; the row scale covers the largest
-    weight, so nothing is clipped. A view is linear in its scale, whose gradient is exact.
+    The rounding passes gradients straight through to the weights the codes reach, and none to
+    those that are clipped. A view is linear in its scale, whose gradient is exact on both.
     """
-    scale = view_scale(weight, gains, bits).reshape(-1, *([1] * (weight.dim() - 1)))
-    rounded = midpoints(weight, row_scale(weight), bits) * scale
-    return weight + (rounded - weight.detach())
+    rows = (-1, *([1] * (weight.dim() - 1)))
+    code_scale = row_scale(weight, clip)
+    scale = view_scale(weight, gains, bits, clip).reshape(rows)
+    rounded = midpoints(weight, code_scale, bits, generator) * scale
+    if clip is None:
+        return weight + (rounded - weight.detach())
+    reached = weight.detach().abs() <= 127.5 * code_scale.reshape(rows)
+    return torch.where(reached, weight + (rounded - weight.detach()), rounded)

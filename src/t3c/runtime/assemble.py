@@ -11,7 +11,13 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET
+from t3c.artifact.manifest import (
+    ELASTIC_DOMAIN,
+    OPSET,
+    LayerEntry,
+    elastic_kind,
+    elastic_layer,
+)
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats
 from t3c.errors import CorruptError
@@ -51,20 +57,36 @@ class Builder:
         return self.node("DequantizeLinear", [codes, *args], f"{tensor}/rounded")
 
     def layer(
-        self, spec: LayerSpec, stages: Sequence[Stage], x: str, bias: str | None, output: str
-    ) -> None:
-        """The nodes of one layer; `x` is quantized already."""
-        strided = spec.strided_stage() if len(stages) > 1 else 0
+        self, name: str, kind: str, spec: LayerSpec, stages: Sequence[Stage], x: str,
+        bias: str | None, output: str,
+    ) -> None:  # fmt: skip
+        """The nodes of one use of a layer; `x` is quantized already, or the ids of a table."""
+        if kind == "embedding":
+            self._gather(name, stages[0], x, output)
+            return
+        factored = len(stages) > 1
+        strided = spec.strided_stage() if factored else 0
+        groups = spec.stage_groups(stages[0][0].shape[0]) if factored else (spec.groups,)
         for index, stage in enumerate(stages):
             last = index == len(stages) - 1
-            name = f"{spec.name}/stage{index}"
-            out = output if last else name
+            inner = f"{name}/stage{index}"
+            out = output if last else inner
             added = bias if last else None
-            if spec.kind is Kind.LINEAR:
-                self._matmul(name, stage, x, added, out)
+            if kind == "linear":
+                self._matmul(inner, stage, x, added, out)
             else:
-                self._conv(spec, name, stage, x, added, out, plain=index != strided)
+                geometry = spec if index == strided else None
+                self._conv(inner, stage, x, added, out, groups[index], geometry)
             x = out if last else self.quantized(out)
+
+    def _gather(self, name: str, stage: Stage, ids: str, output: str) -> None:
+        """Rows of a table of int8, each times its scale."""
+        table = self.constant(f"{name}/table", stage[0])
+        scale = self.constant(f"{name}/table_scale", stage[1][:, None])
+        rows = self.node("Gather", [table, ids], f"{name}/rows", axis=0)
+        floats = self.node("Cast", [rows], f"{name}/floats", to=TensorProto.FLOAT)
+        scales = self.node("Gather", [scale, ids], f"{name}/scales", axis=0)
+        self.node("Mul", [floats, scales], output)
 
     def _matmul(self, name: str, stage: Stage, x: str, bias: str | None, output: str) -> None:
         weight = self._weight(name, stage[0].T, stage[1], axis=1)
@@ -75,19 +97,19 @@ class Builder:
             self.node("Add", [product, bias], output)
 
     def _conv(
-        self, spec: LayerSpec, name: str, stage: Stage, x: str, bias: str | None, output: str,
-        *, plain: bool,
+        self, name: str, stage: Stage, x: str, bias: str | None, output: str, groups: int,
+        geometry: LayerSpec | None,
     ) -> None:  # fmt: skip
+        """A convolution; without a geometry it is one of single points."""
         weight = self._weight(name, stage[0], stage[1], axis=0)
         inputs = [x, weight] if bias is None else [x, weight, bias]
-        if plain:
-            self.node("Conv", inputs, output, kernel_shape=[1, 1])
-            return
-        self.node(
-            "Conv", inputs, output, kernel_shape=list(stage[0].shape[2:]),
-            strides=list(spec.stride), pads=list(spec.padding) * 2, dilations=list(spec.dilation),
-            group=spec.groups,
-        )  # fmt: skip
+        given: dict[str, Any] = {}
+        if geometry is not None:
+            given = {
+                "strides": list(geometry.stride), "pads": list(geometry.padding) * 2,
+                "dilations": list(geometry.dilation), "group": groups,
+            }  # fmt: skip
+        self.node("Conv", inputs, output, kernel_shape=list(stage[0].shape[2:]), **given)
 
     def _weight(self, name: str, integers: npt.NDArray[np.int8], scale: Floats, axis: int) -> str:
         codes = self.constant(f"{name}/weight", np.ascontiguousarray(integers))
@@ -136,22 +158,21 @@ def assemble(
         if name in used:
             builder.constant(name, value)
     rounded: dict[str, str] = {}
-    feeds = {node.input[0] for node in graph.node if node.domain == ELASTIC_DOMAIN}
+    feeds = set(quantized_inputs(graph, artifact.entries))
     for value in model_inputs:
         if value.name in feeds:
             rounded[value.name] = builder.quantized(value.name)
     for node in graph.node:
         inputs = [rounded.get(name, name) for name in node.input]
         if node.domain == ELASTIC_DOMAIN:
-            if node.name not in artifact.entries:
-                raise CorruptError(
-                    f"{artifact.path}: the graph names an unknown layer {node.name!r}"
-                )
-            spec = artifact.entries[node.name].spec
-            stored = artifact.stages(node.name, profile.points[node.name])
-            stages = execution_stages(stored, forms[node.name], weight_bits)
+            layer = elastic_layer(node)
+            spec = artifact.entries[layer].spec
+            stages = execution_stages(
+                artifact.stages(layer, profile.points[layer]), forms[layer], weight_bits
+            )
             bias = inputs[1] if len(inputs) > 1 else None
-            builder.layer(spec, stages, inputs[0], bias, node.output[0])
+            kind = elastic_kind(node, spec)
+            builder.layer(node.name, kind, spec, stages, inputs[0], bias, node.output[0])
         else:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
@@ -161,6 +182,19 @@ def assemble(
             if name in feeds:
                 rounded[name] = builder.quantized(name)
     return builder.model(model_inputs, graph.output)
+
+
+def quantized_inputs(graph: onnx.GraphProto, entries: Mapping[str, LayerEntry]) -> list[str]:
+    """The tensors that elastic layers multiply by their weights."""
+    names = []
+    for node in graph.node:
+        if node.domain != ELASTIC_DOMAIN:
+            continue
+        if elastic_layer(node) not in entries:
+            raise CorruptError(f"the graph names an unknown layer {elastic_layer(node)!r}")
+        if elastic_kind(node, entries[elastic_layer(node)].spec) != "embedding":
+            names.append(node.input[0])
+    return names
 
 
 def execution_stages(stored: list[Stage], form: Form, weight_bits: int) -> list[Stage]:
@@ -191,28 +225,44 @@ def synthetic_layer(
 ) -> onnx.ModelProto:
     """A graph of one layer alone, with random weights: for timing it."""
     rng = np.random.default_rng(seed)
-    builder = Builder(
-        dict.fromkeys(["x", "y", *(f"{spec.name}/stage{i}" for i in range(3))], (-1, 1))
-    )
+    inner = [f"{spec.name}/stage{index}" for index in range(3)]
+    builder = Builder(dict.fromkeys(["x", "y", *inner], (-1, 1)))
     stages: list[Stage] = [
         (rng.integers(-127, 128, shape, dtype=np.int8), np.full(shape[0], 1e-3, dtype=np.float32))
         for shape in spec.executed_shapes(point, form)
     ]
+    kind = "conv" if spec.convolution else str(spec.kind)
+    table = spec.kind is Kind.EMBEDDING
     bias = builder.constant("bias", np.zeros(spec.out_channels, dtype=np.float32))
-    builder.layer(spec, stages, builder.quantized("x"), bias, "y")
+    x = "x" if table else builder.quantized("x")
+    builder.layer(spec.name, kind, spec, stages, x, None if table else bias, "y")
     out = builder.quantized("y")
     into, outof = example_shape(spec)
     return builder.model(
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, into)],
+        [
+            helper.make_tensor_value_info(
+                "x", TensorProto.INT64 if table else TensorProto.FLOAT, into
+            )
+        ],
         [helper.make_tensor_value_info(out, TensorProto.FLOAT, outof)],
     )
 
 
 def example_shape(spec: LayerSpec) -> tuple[list[int], list[int]]:
     """Input and output shapes of one layer at batch 1."""
+    if spec.kind is Kind.EMBEDDING:
+        return [1, spec.in_positions], [1, spec.out_positions, spec.in_channels]
     if spec.kind is Kind.LINEAR:
         return [1, spec.in_positions, spec.in_channels], [1, spec.out_positions, spec.out_channels]
     return [1, spec.in_channels, *spec.in_size], [1, spec.out_channels, *spec.out_size]
+
+
+def example_input(spec: LayerSpec, seed: int = 0) -> npt.NDArray[Any]:
+    """A random input of one layer at batch 1."""
+    rng, shape = np.random.default_rng(seed), example_shape(spec)[0]
+    if spec.kind is Kind.EMBEDDING:
+        return rng.integers(0, spec.out_channels, shape)
+    return rng.normal(size=shape).astype(np.float32)
 
 
 def _rows(scale: Floats, ndim: int) -> Floats:
@@ -222,8 +272,10 @@ def _rows(scale: Floats, ndim: int) -> Floats:
 def _compose(
     before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    if before.ndim == 2:
-        return np.asarray(after @ before)
-    if after.shape[2:] == (1, 1):
-        return np.asarray(np.einsum("ma,anhw->mnhw", after[:, :, 0, 0], before, optimize=True))
-    return np.asarray(np.einsum("mahw,an->mnhw", after, before[:, :, 0, 0], optimize=True))
+    if after.shape[1] != before.shape[0]:  # depthwise
+        return np.asarray(after * before)
+    if np.prod(after.shape[2:]) == 1:
+        rows = after.reshape(after.shape[:2])
+        return np.asarray(np.tensordot(rows, before, axes=1))
+    columns = before.reshape(before.shape[:2])
+    return np.asarray(np.einsum("ma...,an->mn...", after, columns, optimize=True))

@@ -6,11 +6,9 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from t3c.artifact.devices import Device, LayerTiming
 from t3c.measure.latency import interleave
-from t3c.runtime.assemble import example_shape, synthetic_layer
+from t3c.runtime.assemble import example_input, synthetic_layer
 from t3c.runtime.engines import Engine, Session
 from t3c.runtime.engines.protocol import Array
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec
@@ -39,10 +37,10 @@ def time_layer(engine: Engine, spec: LayerSpec, ranks: Iterable[int]) -> list[La
     dense = engine.compile(synthetic_layer(spec, _point(spec.full_rank), Form.DENSE))
     for rank in ranks:
         candidates[rank, Form.DENSE] = dense
-        if not spec.stored_dense(_point(rank)):
+        if Form.FACTORED in spec.forms(_point(rank)):
             graph = synthetic_layer(spec, _point(rank), Form.FACTORED)
             candidates[rank, Form.FACTORED] = engine.compile(graph)
-    x = [np.random.default_rng(0).normal(size=example_shape(spec)[0]).astype(np.float32)]
+    x = [example_input(spec)]
     distinct = {id(session): session for session in candidates.values()}
     calls = {str(key): _runner(session, x) for key, session in distinct.items()}
     timed = interleave(calls, ROUNDS)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from t3c.convert import LayerPlan, state_of
+from t3c.convert import LayerPlan, state_of, units
 from t3c.errors import DataError, SpecError, TrainError
 from t3c.nn.inputs import Inputs, call, split_batch
-from t3c.nn.view import at, elastic_layers
+from t3c.nn.view import at, elastic_weights
 from t3c.spec import LayerPoint, Profile
 from t3c.train import objective
 
@@ -83,7 +83,7 @@ def fit(
     torch.manual_seed(config.seed)
     training = model.training
     model.eval()
-    layers = elastic_layers(model)
+    weights = elastic_weights(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters, lr=config.learning_rate, weight_decay=config.weight_decay
@@ -103,7 +103,7 @@ def fit(
                 "task": objective.task(full, target),
                 "anchor": objective.distill(full, teacher),
                 "distill": objective.distill(compressed, teacher),
-                "budget": objective.budget(layers, profile.points),
+                "budget": objective.budget(weights, profile.points),
             }
             loss = torch.stack([getattr(config, name) * terms[name] for name in TERMS]).sum()
             values = {name: float(term.detach()) for name, term in terms.items()}
@@ -126,14 +126,16 @@ def fit(
 def sample_profile(plans: Sequence[LayerPlan], rng: np.random.Generator) -> Profile:
     """A profile around a level of rank and a level of bits, each from Beta(0.75, 0.75) (B.2)."""
 
-    def pick(choices: tuple[int, ...], level: float) -> int:
+    def pick(choices: Sequence[int], level: float) -> int:
         index = level * (len(choices) - 1) + rng.uniform(-0.75, 0.75)
         return choices[int(np.clip(round(index), 0, len(choices) - 1))]
 
     rank_level, bit_level = rng.beta(0.75, 0.75, size=2)
-    points = {
-        p.spec.name: LayerPoint(pick(p.ranks, rank_level), pick(p.bits, bit_level)) for p in plans
-    }
+    points: dict[str, LayerPoint] = {}
+    for unit in units(plans):
+        ranks, bits = ({getattr(p, axis) for p in unit.points()} for axis in ("rank", "bits"))
+        point = LayerPoint(pick(sorted(ranks), rank_level), pick(sorted(bits), bit_level))
+        points |= unit.layer_points(point)
     return Profile("sampled", points)
 
 

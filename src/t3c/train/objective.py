@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from t3c.cost.work import layer_work
-from t3c.nn.layers import ElasticLayer
+from t3c.factor.compose import compose, prefix
+from t3c.nn.weight import ElasticWeight
 from t3c.spec import Form, LayerPoint
 
 
@@ -31,22 +32,21 @@ def distill(student: Tensor, teacher: Tensor) -> Tensor:
     return kl + drift
 
 
-def budget(layers: Mapping[str, ElasticLayer], points: Mapping[str, LayerPoint]) -> Tensor:
-    """The share of each layer's energy that its point does not pay for, weighted by its FLOPs.
+def budget(weights: Mapping[str, ElasticWeight], points: Mapping[str, LayerPoint]) -> Tensor:
+    """The share of each weight's energy that its ranks leave out, weighted by its FLOPs.
 
-    A hard rank has no gradient; the spectrum has. The term pulls energy into the leading ranks,
-    most where a layer is expensive, so that a tight budget cuts less.
+    A hard rank has no gradient; what it leaves out has. The term pulls the leading ranks to the
+    weight they stand for, most where a layer is expensive, so that a tight budget cuts less.
     """
     full = {
-        name: layer_work(layer.spec, LayerPoint(layer.spec.full_rank, 8), Form.DENSE).flops
-        for name, layer in layers.items()
+        name: layer_work(w.spec, LayerPoint(w.spec.full_rank, 8), Form.DENSE).flops
+        for name, w in weights.items()
     }
     total = torch.zeros(())
-    for name, layer in layers.items():
-        if len(layer.stages) == 1 or layer.spec.stored_dense(points[name]):
+    for name, weight in weights.items():
+        if weight.spec.stored_dense(points[name]):
             continue
-        kept, _ = layer.spec.channel_ranks(points[name].rank)
-        before, last = layer.stages[-2].flatten(1), layer.stages[-1].flatten(1)
-        energy = before.square().sum(1) * last.square().sum(0)
-        total = total + full[name] * energy[kept:].sum() / energy.sum()
-    return total / sum(full.values())
+        kept = prefix(weight.stored_stages(), weight.spec.stage_shapes(points[name].rank))
+        lost = (compose(kept) - weight.dense).square().sum()
+        total = total + full[name] * lost / weight.dense.square().sum().clamp_min(1e-12)
+    return total / max(1, sum(full.values()))

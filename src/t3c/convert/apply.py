@@ -1,0 +1,206 @@
+"""`elasticize_`: a plan carried out, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from t3c.convert.config import ElasticConfig
+from t3c.convert.plan import ConversionPlan, LayerPlan, plan_conversion
+from t3c.convert.report import Report
+from t3c.convert.state import STATE, ElasticState
+from t3c.errors import ConvertError
+from t3c.factor.cp import cp_stages
+from t3c.factor.metric import Metric, data_metric
+from t3c.factor.svd import svd_stages
+from t3c.factor.tucker import tucker2_stages
+from t3c.nn.canonical import canonicalize_, restore_
+from t3c.nn.inputs import Inputs, call, check_finite, tensors
+from t3c.nn.layers import elastic_type
+from t3c.nn.observe import observe_moments
+from t3c.nn.view import replace_
+from t3c.nn.weight import ElasticWeight, Product, Spectral
+from t3c.spec import Factorization, LayerSpec
+
+SAME = 1e-3  # how far full rank in float32 may be from the original
+MOMENT_BYTES = 2 << 30  # of second moments held at once; more take another pass over the data
+
+OnLayer = Callable[[int, int, str], object]
+
+
+def elasticize_(
+    model: nn.Module,
+    example: Inputs,
+    config: ElasticConfig | None = None,
+    *,
+    calibration: Iterable[Any] | None = None,
+    on_layer: OnLayer | None = None,
+) -> Report:
+    """Make the model elastic in place and say what was converted, and why not.
+
+    The model stays at full rank in float, equal to the original to rounding. With `calibration`
+    (batches of inputs, or of (inputs, target)) factors are best for the layers' own inputs,
+    without it for the plain norm of the weights. `on_layer(done, total, name)` is told of each.
+    The weights the model had become the original's, from which drift is measured.
+    """
+    config = config or ElasticConfig()
+    if STATE in model.__dict__:
+        raise ConvertError("the model is elastic already")
+    if config.spectral and calibration is not None:
+        raise ConvertError(
+            "spectral factors are orthonormal, those best for data are not: "
+            "leave out the calibration data, or spectral=True"
+        )
+    check_finite(example, "the example")
+    training = model.training
+    model.eval()
+    replaced: dict[str, nn.Module] = {}
+    rewritten: dict[str, nn.Module] = {}
+    try:
+        with torch.no_grad():
+            plan = plan_conversion(model, example, config)
+            _check_parameters(model)
+            before = _checked_output(model, example)
+            rewritten = canonicalize_(model)
+            original = _frozen_copy(model, plan)
+            done = 0
+            for layers, moments in _batches(plan, original, calibration):
+                for layer in layers:
+                    if on_layer is not None:
+                        on_layer(done, len(plan.layers), layer.spec.name)
+                    replaced |= _replace_layer_(model, layer, moments, config)
+                    done += 1
+            error = _relative(call(model, example), before)
+        if not error <= SAME:
+            raise ConvertError(f"the elastic model differs from the original by {error:.3g}")
+        model.__dict__[STATE] = ElasticState(original, plan, example)
+    finally:
+        if STATE not in model.__dict__:
+            restore_(model, replaced)
+            restore_(model, rewritten)
+        model.train(training)
+    return Report(plan, error)
+
+
+def _frozen_copy(model: nn.Module, plan: ConversionPlan) -> nn.Module:
+    """A copy that takes over the weights about to be replaced: large models fit in memory once."""
+    weights = [model.get_submodule(p.spec.name).weight for p in plan.layers]
+    memo: dict[int, Any] = {
+        id(w): nn.Parameter(w.detach(), requires_grad=False)
+        for w in weights
+        if isinstance(w, Tensor)
+    }
+    return copy.deepcopy(model, memo).requires_grad_(False)
+
+
+def _batches(
+    plan: ConversionPlan, original: nn.Module, calibration: Iterable[Any] | None
+) -> Iterator[tuple[list[LayerPlan], dict[str, Tensor]]]:
+    """Layers with the moments of their inputs, as many at a time as memory is meant for."""
+    if calibration is None:
+        yield list(plan.layers), {}
+        return
+    data = calibration if isinstance(calibration, list | tuple) else list(calibration)
+    waiting: list[LayerPlan] = []
+    size = 0
+    for layer in plan.layers:
+        more = 8 * _moment_side(layer.spec) ** 2 if layer.rank_elastic else 0
+        if waiting and size + more > MOMENT_BYTES:
+            yield waiting, _moments(original, waiting, data)
+            waiting, size = [], 0
+        waiting.append(layer)
+        size += more
+    yield waiting, _moments(original, waiting, data)
+
+
+def _moments(model: nn.Module, layers: list[LayerPlan], data: Iterable[Any]) -> dict[str, Tensor]:
+    specs = {name: p.spec for p in layers if p.rank_elastic for name in p.modules}
+    return observe_moments(model, specs, data)
+
+
+def _moment_side(spec: LayerSpec) -> int:
+    if spec.factorization is not Factorization.SVD:
+        return spec.in_channels
+    side = 1
+    for length in spec.dense_shape[1:]:
+        side *= length
+    return side
+
+
+def _replace_layer_(
+    model: nn.Module, plan: LayerPlan, moments: dict[str, Tensor], config: ElasticConfig
+) -> dict[str, nn.Module]:
+    """Put the elastic layers of one weight in place; the modules that were there, by name."""
+    owner = model.get_submodule(plan.spec.name)
+    assert isinstance(owner.weight, Tensor)
+    elastic = elastic_weight(plan, owner.weight, moments.get(plan.spec.name), config.spectral)
+    elastic.requires_grad_(owner.weight.requires_grad)
+    replaced = {}
+    for name in plan.modules:
+        module = model.get_submodule(name)
+        kind, bias = elastic_type(module), module.bias if hasattr(module, "bias") else None
+        assert kind is not None
+        assert bias is None or isinstance(bias, Tensor)
+        layer = kind(elastic, bias).train(module.training)
+        aliases = [n for n, m in model.named_modules(remove_duplicate=False) if m is module]
+        for alias in aliases:
+            replaced[alias] = module
+            replace_(model, alias, layer)
+    return replaced
+
+
+def elastic_weight(
+    plan: LayerPlan, weight: Tensor, moment: Tensor | None, spectral: bool
+) -> ElasticWeight:
+    """A weight with its factors up to the plan's cap."""
+    spec, weight = plan.spec, weight.detach()
+    if not plan.rank_elastic:
+        return ElasticWeight(spec, weight, None, plan.cap)
+    metric = None if moment is None else data_metric(moment)
+    stages = factor_stages(spec, weight, plan.cap, metric)
+    matrix = spec.factorization is Factorization.SVD
+    factors = Spectral(*stages) if spectral and matrix else Product(stages)
+    return ElasticWeight(spec, weight, factors, plan.cap)
+
+
+def factor_stages(
+    spec: LayerSpec, weight: Tensor, rank: int, metric: Metric | None
+) -> tuple[Tensor, ...]:
+    """The factored stages of a weight, in order of execution."""
+    if spec.factorization is Factorization.TUCKER2:
+        return tucker2_stages(weight, spec.channel_ranks(rank), metric)
+    if spec.factorization is Factorization.CP:
+        return cp_stages(weight, rank, *((metric.root, metric.inverse) if metric else ()))
+    stages = svd_stages(weight.flatten(1), rank, metric)
+    shapes = spec.stage_shapes(rank)
+    return tuple(stage.reshape(shape) for stage, shape in zip(stages, shapes, strict=True))
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, value in model.named_parameters():
+        if value.is_meta:
+            raise ConvertError(
+                f"layer {name.rpartition('.')[0]!r}: its {name.rpartition('.')[2]} is on the meta "
+                "device and has no values: load the weights first"
+            )
+        if not bool(torch.isfinite(value).all()):
+            raise ConvertError(f"parameter {name!r} holds NaN or infinite values")
+
+
+def _checked_output(model: nn.Module, example: Inputs) -> Tensor:
+    output = call(model, example)
+    batch = tensors(example)[0].shape[0]
+    if output.dim() < 2 or output.shape[0] != batch:
+        raise ConvertError(
+            f"the output has shape {tuple(output.shape)} for {batch} samples: "
+            "(samples, outputs, ...) is needed"
+        )
+    return output
+
+
+def _relative(output: Tensor, wanted: Tensor) -> float:
+    return float((output - wanted).norm() / wanted.norm().clamp_min(1e-12))

@@ -1,0 +1,87 @@
+"""What may become elastic, and what it is offered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from t3c.errors import SpecError
+from t3c.quant.policy import RankTiedBits
+from t3c.spec import MAX_BITS, MIN_BITS, Factorization
+
+
+class Role(StrEnum):
+    """What a layer is for, as far as its structure tells."""
+
+    PROJECTION = "projection"  # of an attention block: queries, keys, values, output
+    LINEAR = "linear"
+    CONVOLUTION = "convolution"
+    DEPTHWISE = "depthwise"  # any convolution in groups
+    EMBEDDING = "embedding"
+
+
+@dataclass(frozen=True)
+class ElasticConfig:
+    """What may become elastic, and which ranks and bits a layer is offered.
+
+    `include` and `exclude` are patterns of layer names such as `*.attention.*`; every one has to
+    match a layer. `store_ratio` caps factored ranks: the factored copy of a layer takes at most
+    this share of its dense weights, so that an artifact with both stays under 1.4 times its
+    largest profile; `rank_caps` caps them by role, as a share of full rank (paper E.2).
+    `attention` are regular expressions whose first group names a block, whose layers share one
+    budget; None finds blocks by what runs, () shares nothing. `rank_tied_bits` ties bits to the
+    rank, None offers them freely. `spectral` keeps plain factors orthonormal in training.
+    """
+
+    bits: tuple[int, ...] = (4, 5, 6, 8)
+    rank_fractions: tuple[float, ...] = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8)
+    tile: int = 8
+    store_ratio: float = 0.4
+    min_weights: int = 512
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    rank_caps: Mapping[Role, float] = field(default_factory=dict)
+    attention: tuple[str, ...] | None = None
+    convolution: Factorization = Factorization.TUCKER2
+    rank_tied_bits: RankTiedBits | None = None
+    spectral: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.bits or sorted(set(self.bits)) != list(self.bits) or self.bits[-1] != MAX_BITS:
+            raise SpecError(f"bits must rise and end with {MAX_BITS}, got {self.bits}")
+        if self.bits[0] < MIN_BITS:
+            raise SpecError(f"bits must be at least {MIN_BITS}, got {self.bits}")
+        rising = sorted(set(self.rank_fractions)) == list(self.rank_fractions)
+        if not rising or not all(0 < f < 1 for f in self.rank_fractions):
+            raise SpecError(f"rank_fractions must rise between 0 and 1, got {self.rank_fractions}")
+        if self.tile < 1:
+            raise SpecError(f"tile must be at least 1, got {self.tile}")
+        if not 0 < self.store_ratio <= 1:
+            raise SpecError(f"store_ratio must be in (0, 1], got {self.store_ratio:g}")
+        if self.convolution not in (Factorization.TUCKER2, Factorization.CP):
+            raise SpecError(f"convolution must be tucker2 or cp, got {self.convolution}")
+        self._check_names()
+
+    def _check_names(self) -> None:
+        roles = {str(role) for role in Role}
+        for role, cap in self.rank_caps.items():
+            if str(role) not in roles or not 0 < cap <= 1:
+                raise SpecError(
+                    f"rank_caps are shares of full rank by role ({', '.join(sorted(roles))}), "
+                    f"got {role}={cap:g}"
+                )
+        caps = {Role(role): cap for role, cap in self.rank_caps.items()}
+        object.__setattr__(self, "rank_caps", MappingProxyType(caps))
+        for name in ("include", "exclude"):
+            if isinstance(getattr(self, name), str):
+                raise SpecError(f"{name} is a tuple of patterns, got a string")
+        for pattern in self.attention or ():
+            try:
+                groups = re.compile(pattern).groups
+            except re.error as error:
+                raise SpecError(f"attention pattern {pattern!r}: {error}") from error
+            if groups < 1:
+                raise SpecError(f"attention pattern {pattern!r} has no group to name a block by")

@@ -1,0 +1,344 @@
+"""What would be converted, and what not, with the reason; nothing is changed by a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from t3c.convert.config import ElasticConfig, Role
+from t3c.errors import ConvertError
+from t3c.nn.canonical import canonical
+from t3c.nn.inputs import Inputs
+from t3c.nn.layers import elastic_type, geometry, same_padding
+from t3c.nn.observe import Observed, observe
+from t3c.quant.policy import RankTiedBits
+from t3c.spec import Factorization, Kind, LayerPoint, LayerSpec
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One weight to convert: its geometry, the ranks (full rank last) and bits it may take.
+
+    `shares` are the ranks as shares of full rank, `modules` all layers that run the weight, `block`
+    the attention block whose budget it shares. `reason` says why a layer is elastic in bits alone.
+    """
+
+    spec: LayerSpec
+    ranks: tuple[int, ...]
+    bits: tuple[int, ...]
+    shares: tuple[float, ...]
+    modules: tuple[str, ...]
+    role: Role
+    block: str = ""
+    tied_bits: RankTiedBits | None = None
+    reason: str = ""
+
+    @property
+    def cap(self) -> int:
+        """The largest rank stored factored; full rank where none is."""
+        return self.ranks[-2] if len(self.ranks) > 1 else self.ranks[-1]
+
+    @property
+    def rank_elastic(self) -> bool:
+        return len(self.ranks) > 1
+
+    @property
+    def weights(self) -> int:
+        return prod(self.spec.dense_shape)
+
+    def point_at(self, share: float, bits: int) -> LayerPoint:
+        """The least rank that is no less than `share` of full rank, at `bits` if they are free."""
+        rank = next(k for k, mine in zip(self.ranks, self.shares, strict=True) if mine >= share)
+        if self.tied_bits is None or not self.rank_elastic:
+            return LayerPoint(rank, bits)
+        tied = self.tied_bits.allowed(rank, self.bits)
+        return LayerPoint(rank, self.bits[-1] if rank == self.ranks[-1] else tied)
+
+    def __str__(self) -> str:
+        also = f", shared by {', '.join(self.modules[1:])}" if len(self.modules) > 1 else ""
+        if not self.rank_elastic:
+            return f"{self.spec.name}: bits only ({self.reason}){also}"
+        block = f", in block {self.block}" if self.block else ""
+        ranks = ", ".join(map(str, self.ranks))
+        return f"{self.spec.name}: {self.spec.factorization}, ranks {ranks}{block}{also}"
+
+
+@dataclass(frozen=True)
+class Params:
+    """Parameters by how elastic they are."""
+
+    rank_elastic: int
+    bit_elastic: int
+    untouched: int
+
+    @property
+    def total(self) -> int:
+        return self.rank_elastic + self.bit_elastic + self.untouched
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """What would be converted, and what not, with the reason.
+
+    `params` counts all parameters, `layer_params` those of linear and convolution layers alone.
+    """
+
+    layers: tuple[LayerPlan, ...]
+    skipped: tuple[tuple[str, str], ...]
+    params: Params
+    layer_params: Params
+
+    def __str__(self) -> str:
+        rows = [str(layer) for layer in self.layers]
+        rows += [f"{name}: untouched ({reason})" for name, reason in self.skipped]
+        for what, p in (("all", self.params), ("linear and convolution", self.layer_params)):
+            rows.append(
+                f"{what} parameters: {p.rank_elastic:,} rank-elastic, {p.bit_elastic:,} elastic in "
+                f"bits only, {p.untouched:,} untouched"
+            )
+        return "\n".join(rows)
+
+
+def plan_conversion(
+    model: nn.Module, example: Inputs, config: ElasticConfig | None = None
+) -> ConversionPlan:
+    """What `elasticize_` would do; changes nothing. Weights may be on the meta device."""
+    with canonical(model):
+        return plan_canonical(model, example, config or ElasticConfig())
+
+
+def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> ConversionPlan:
+    """The plan of a model whose layers are in canonical form."""
+    if elastic_type(model) is not None:
+        raise ConvertError("the model is a single layer: wrap it in nn.Sequential")
+    named = {n: m for n, m in model.named_modules() if elastic_type(m) is not None}
+    for name, module in named.items():
+        _check_weight(name, module)
+    _check_patterns(config, list(named))
+    observed = observe(model, example)
+    blocks = _blocks(config, observed, list(named))
+    layers, skipped = [], []
+    for name, module in model.named_modules():
+        if name not in named and any(True for _ in module.parameters(recurse=False)):
+            skipped.append((name, f"{type(module).__name__} has no elastic form"))
+    for names in _sharing(named):
+        reason = _reason_to_skip({n: named[n] for n in names}, observed, config)
+        if reason:
+            skipped += [(name, reason) for name in names]
+            continue
+        layers.append(_plan_layer(names, named, observed, blocks, config))
+    if not layers:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "no parameters"
+        raise ConvertError(f"the model has no layer that can be made elastic ({reasons})")
+    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    skipped.sort(key=lambda item: order[item[0]])
+    counted = _count(named, layers)
+    everything = sum(p.numel() for p in model.parameters())
+    elastic = [sum(p.weights for p in layers if p.rank_elastic is kind) for kind in (True, False)]
+    params = Params(elastic[0], elastic[1], everything - sum(elastic))
+    return ConversionPlan(tuple(layers), tuple(skipped), params, counted)
+
+
+def _check_weight(name: str, module: nn.Module) -> None:
+    """Weights no plan can be made for."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if weight.is_quantized or not weight.is_floating_point():
+        raise ConvertError(f"layer {name!r}: its weight is quantized ({weight.dtype})")
+    if weight.numel() == 0:
+        raise ConvertError(f"layer {name!r}: its weight is empty, of shape {tuple(weight.shape)}")
+    if weight.dtype != torch.float32:
+        raise ConvertError(
+            f"layer {name!r}: its weight is {weight.dtype}: call model.float() first"
+        )
+    if not weight.is_meta and not bool(torch.isfinite(weight).all()):
+        raise ConvertError(f"layer {name!r}: its weight holds NaN or infinite values")
+
+
+def _check_patterns(config: ElasticConfig, names: list[str]) -> None:
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    for pattern in (*config.include, *config.exclude):
+        if names and not any(fnmatchcase(name, pattern) for name in names):
+            raise ConvertError(f"pattern {pattern!r} matches no layer: layers are {shown}")
+    for pattern in config.attention or ():
+        if not any(re.search(pattern, name) for name in names):
+            raise ConvertError(f"pattern {pattern!r} matches no layer: layers are {shown}")
+
+
+def _blocks(config: ElasticConfig, observed: Observed, names: list[str]) -> dict[str, str]:
+    """The attention block of each layer that is in one."""
+    if config.attention is None:
+        found = observed.attention_blocks()
+        return {name: _stem(block) for block in found for name in block}
+    blocks = {}
+    for name in names:
+        for pattern in config.attention:
+            match = re.search(pattern, name)
+            if match:
+                blocks[name] = match.group(1) or ""
+    return {name: block or "attention" for name, block in blocks.items()}
+
+
+def _stem(names: Sequence[str]) -> str:
+    """The longest path that all names start with, or the first name."""
+    parts = [name.split(".") for name in names]
+    shared = []
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return ".".join(shared) or names[0]
+
+
+def _sharing(named: dict[str, nn.Module]) -> list[list[str]]:
+    """Names of layers by the weight they run, in order."""
+    sharing: dict[int, list[str]] = {}
+    for name, module in named.items():
+        sharing.setdefault(id(module.weight), []).append(name)
+    return list(sharing.values())
+
+
+def _reason_to_skip(
+    modules: dict[str, nn.Module], observed: Observed, config: ElasticConfig
+) -> str:
+    """Why the weight these modules share stays as it is; empty if it does not."""
+    weight = next(iter(modules.values())).weight
+    assert isinstance(weight, Tensor)
+    for name, module in modules.items():
+        if not any(fnmatchcase(name, pattern) for pattern in config.include):
+            return "not included"
+        if any(fnmatchcase(name, pattern) for pattern in config.exclude):
+            return "excluded"
+        if not isinstance(module._parameters.get("weight"), nn.Parameter):
+            return "its weight is computed from others"
+        if module._forward_hooks or module._forward_pre_hooks:
+            return "it has hooks of its own"
+        reason = _unusual(module)
+        if reason:
+            return reason
+    if not any(observed.runs(name) for name in modules):
+        return "the example does not reach it"
+    if weight.numel() < config.min_weights:
+        return f"{weight.numel()} weights are fewer than min_weights={config.min_weights}"
+    shapes = {str({**geometry(module)}) for module in modules.values()}
+    kinds = {elastic_type(module) for module in modules.values()}
+    if len(shapes) > 1 or (len(kinds) > 1 and kinds != {elastic_type(m) for m in _TIED}):
+        return f"its weight is shared by layers of different kinds: {', '.join(modules)}"
+    return ""
+
+
+_TIED = (nn.Linear(1, 1, device="meta"), nn.Embedding(1, 1, device="meta"))
+
+
+def _unusual(module: nn.Module) -> str:
+    """What a layer does beside its weight's own map."""
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return f"max_norm={module.max_norm:g}"
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        if module.padding_mode != "zeros":
+            return f"padding_mode={module.padding_mode!r}"
+        if not same_padding(module):
+            return f"padding={module.padding!r} of an even kernel"
+    return ""
+
+
+def _plan_layer(
+    names: list[str],
+    named: dict[str, nn.Module],
+    observed: Observed,
+    blocks: dict[str, str],
+    config: ElasticConfig,
+) -> LayerPlan:
+    kinds = {name: kind_of(named[name]) for name in names}
+    # Of an embedding that is a head too, the head is what costs.
+    lead = next((n for n in names if kinds[n] is not Kind.EMBEDDING), names[0])
+    runs = [run for n in names if kinds[n] is kinds[lead] for run in observed.runs(n)]
+    runs = runs or [run for n in names for run in observed.runs(n)]
+    largest = max(runs, key=lambda run: prod(run.in_size))
+    bare = LayerSpec(
+        name=lead, kind=kinds[lead], factorization=Factorization.NONE, tile=config.tile,
+        in_size=largest.in_size, out_size=largest.out_size, runs=len(runs),
+        **geometry(named[lead]),  # type: ignore[arg-type]
+    )  # fmt: skip
+    block = blocks.get(lead, "")
+    role = _role(bare, block)
+    modules = (lead, *(n for n in names if n != lead))
+    rest = {"bits": config.bits, "modules": modules, "role": role}
+    full = LayerPlan(bare, (bare.full_rank,), shares=(1.0,), **rest)  # type: ignore[arg-type]
+    if Kind.EMBEDDING in kinds.values():
+        reason = "a table is looked up, not multiplied by"
+        return replace(full, reason="it is an embedding too" if len(names) > 1 else reason)
+    spec = replace(
+        bare, factorization=_factorization(bare, config),
+        bit_offsets=config.rank_tied_bits.offsets if config.rank_tied_bits else (),
+    )  # fmt: skip
+    ladder = _ladder(spec, config, config.rank_caps.get(role, 1.0))
+    if not ladder:
+        smallest = min(config.tile, spec.full_rank)
+        reason = f"no rank of {smallest} or more takes under {config.store_ratio:g} of its weights"
+        return replace(full, reason=reason)
+    ranks, shares = (*ladder.values(), spec.full_rank), (*ladder, 1.0)
+    return LayerPlan(
+        spec, ranks, shares=shares, block=block, tied_bits=config.rank_tied_bits, **rest  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def kind_of(module: nn.Module) -> Kind:
+    elastic = elastic_type(module)
+    assert elastic is not None
+    return elastic.kind
+
+
+def _role(spec: LayerSpec, block: str) -> Role:
+    if spec.kind is Kind.EMBEDDING:
+        return Role.EMBEDDING
+    if spec.convolution:
+        return Role.DEPTHWISE if spec.groups > 1 else Role.CONVOLUTION
+    return Role.PROJECTION if block else Role.LINEAR
+
+
+def _factorization(spec: LayerSpec, config: ElasticConfig) -> Factorization:
+    """SVD for matrices, and for kernels whose inputs are too few to reduce or come in groups."""
+    if prod(spec.kernel) == 1 or spec.groups > 1 or spec.in_channels <= config.tile:
+        return Factorization.SVD
+    return config.convolution
+
+
+def _ladder(spec: LayerSpec, config: ElasticConfig, cap: float) -> dict[float, int]:
+    """The ranks below full by their share: whole tiles, at most `store_ratio` of the weights."""
+    ladder: dict[float, int] = {}
+    before: tuple[tuple[int, ...], ...] = ()
+    for share in config.rank_fractions:
+        rank = max(config.tile, config.tile * round(share * spec.full_rank / config.tile))
+        if rank >= spec.full_rank or share > cap:
+            continue
+        shapes = spec.stage_shapes(rank)
+        r_out, r_in = spec.channel_ranks(rank)
+        tucker = spec.factorization is Factorization.TUCKER2
+        if tucker and (r_out >= spec.out_channels or r_in >= spec.in_channels):
+            continue  # a stage of full rank costs and gains nothing
+        if sum(map(prod, shapes)) > config.store_ratio * prod(spec.dense_shape):
+            continue
+        if shapes != before:
+            ladder[share] = rank
+            before = shapes
+    return ladder
+
+
+def _count(named: dict[str, nn.Module], layers: Sequence[LayerPlan]) -> Params:
+    """Parameters of linear and convolution layers, their biases among the untouched."""
+    own = {
+        id(p): p.numel()
+        for module in named.values()
+        if kind_of(module) is not Kind.EMBEDDING
+        for p in module.parameters(recurse=False)
+    }
+    mine = [layer for layer in layers if id(named[layer.spec.name].weight) in own]
+    counted = [sum(p.weights for p in mine if p.rank_elastic is kind) for kind in (True, False)]
+    return Params(counted[0], counted[1], sum(own.values()) - sum(counted))

@@ -1,0 +1,30 @@
+"""What `elasticize_` did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from t3c.convert.plan import ConversionPlan, LayerPlan, Params
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was converted and what not; `error` is the relative difference of the output."""
+
+    plan: ConversionPlan
+    error: float
+
+    @property
+    def converted(self) -> tuple[LayerPlan, ...]:
+        return self.plan.layers
+
+    @property
+    def skipped(self) -> tuple[tuple[str, str], ...]:
+        return self.plan.skipped
+
+    @property
+    def params(self) -> Params:
+        return self.plan.params
+
+    def __str__(self) -> str:
+        return f"{self.plan}\nlargest change of the example's output: {self.error:.1e}"

@@ -1,0 +1,54 @@
+"""What a request may cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from t3c.errors import BudgetError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a request may cost and how far its answer may drift; None is no limit.
+
+    `a <= b` is the partial order over the resource limits: every limit of `b` is at least as loose.
+    `drift` is relative to the norm of the original's output, so 0.05 is five percent of it.
+
+    >>> Budget(latency_ms=2) <= Budget(latency_ms=3)
+    True
+    >>> Budget(latency_ms=2) <= Budget(latency_ms=3, size_mb=1)
+    False
+    """
+
+    latency_ms: float | None = None
+    size_mb: float | None = None
+    energy_mj: float | None = None
+    drift: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("latency_ms", "size_mb", "energy_mj", "drift"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise BudgetError(f"{name} must be a number, got {value!r}")
+            if not value > 0:
+                raise BudgetError(f"{name} must be positive, got {value:g}")
+            if math.isinf(value):
+                raise BudgetError(f"{name} must be finite: leave it out for no limit")
+
+    @property
+    def limits(self) -> tuple[float, float, float]:
+        """(latency_ms, size_mb, energy_mj), a missing one as infinity."""
+        raw = (self.latency_ms, self.size_mb, self.energy_mj)
+        latency, size, energy = (math.inf if limit is None else limit for limit in raw)
+        return latency, size, energy
+
+    @property
+    def limited(self) -> bool:
+        """Whether any resource is limited."""
+        return any(math.isfinite(limit) for limit in self.limits)
+
+    def __le__(self, other: Budget) -> bool:
+        return all(a <= b for a, b in zip(self.limits, other.limits, strict=True))

@@ -1,0 +1,87 @@
+"""What is counted, measured and certified, and what a picture is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from t3c.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one inference at batch 1. `size_bytes` is what has to be stored to run it."""
+
+    flops: int = 0
+    moved_bytes: int = 0
+    launches: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops,
+            self.moved_bytes + other.moved_bytes,
+            self.launches + other.launches,
+            self.size_bytes + other.size_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Quantiles of measured wall-clock times, in milliseconds; `ci95` is of the p50."""
+
+    p50: float
+    p90: float
+    p99: float
+    ci95: tuple[float, float]
+    samples: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p50 <= self.p90 <= self.p99 or self.samples < 1:
+            raise SpecError(f"latency quantiles must be positive and rise, got {self}")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far a profile's outputs are, and can be, from the original's.
+
+    All figures are of the drift ||z' - z|| relative to ||z||, except those named `absolute_`.
+    `epsilon` holds with probability at least 1 - delta for a new sample exchangeable with the
+    `samples` it was calibrated on, for every profile of the artifact at once, on this engine
+    executing these forms.
+    """
+
+    profile: str
+    engine: str
+    forms: str
+    delta: float
+    samples: int
+    mean: float
+    first_order: float
+    epsilon: float
+    absolute_mean: float
+    absolute_epsilon: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise SpecError(f"delta must be between 0 and 1, got {self.delta:g}")
+        figures = (self.mean, self.first_order, self.epsilon)
+        if min(*figures, self.absolute_mean, self.absolute_epsilon) < 0 or self.samples < 1:
+            raise SpecError(f"profile {self.profile!r}: drifts cannot be negative")
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """How a picture becomes the model's input: resized, scaled to 0..1, (value - mean) / std."""
+
+    height: int
+    width: int
+    mean: tuple[float, ...] = field(default=(0.0,))
+    std: tuple[float, ...] = field(default=(1.0,))
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise SpecError("an image has 1 or 3 channels, with a mean and a std for each")
+        if not all(0 < side <= 8192 for side in (self.height, self.width)):
+            raise SpecError(f"an image has sides of 1 to 8192, got {self.height}x{self.width}")
+        if min(self.std) <= 0:
+            raise SpecError("an image has positive stds")

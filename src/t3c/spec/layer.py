@@ -1,0 +1,174 @@
+"""The geometry of one elastic layer: enough to cost, store and assemble it without torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from t3c.errors import SpecError
+from t3c.spec.points import MAX_BITS, MIN_BITS, LayerPoint
+
+Shape = tuple[int, ...]
+
+
+class Form(StrEnum):
+    """How an engine executes a layer point."""
+
+    FACTORED = "factored"
+    DENSE = "dense"
+
+
+class Kind(StrEnum):
+    """What a layer computes."""
+
+    LINEAR = "linear"
+    CONV1D = "conv1d"
+    CONV2D = "conv2d"
+    EMBEDDING = "embedding"
+
+
+class Factorization(StrEnum):
+    """How a layer's weight is stored below full rank."""
+
+    NONE = "none"  # elastic in bits alone
+    SVD = "svd"
+    TUCKER2 = "tucker2"
+    CP = "cp"
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One elastic weight and the layer it belongs to.
+
+    `in_size` and `out_size` are those of one sample at the example's size: the sides of a
+    convolution's input, (tokens, 1) of a linear layer or an embedding. `runs` is how often the
+    weight is used in one pass. `bit_offsets` adds to a point's bits, stage by stage.
+    """
+
+    name: str
+    kind: Kind
+    factorization: Factorization
+    out_channels: int
+    in_channels: int
+    kernel: Shape = (1, 1)
+    stride: Shape = (1, 1)
+    padding: Shape = (0, 0)
+    dilation: Shape = (1, 1)
+    groups: int = 1
+    in_size: Shape = (1, 1)
+    out_size: Shape = (1, 1)
+    tile: int = 8
+    runs: int = 1
+    bit_offsets: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        axes = [self.kernel, self.stride, self.dilation, self.in_size, self.out_size]
+        if len({len(axis) for axis in [*axes, self.padding]}) != 1:
+            raise SpecError(f"{self.name}: kernel, stride, padding and sizes differ in their axes")
+        sizes = [self.out_channels, self.in_channels, self.groups, self.tile, self.runs]
+        if min(sizes + [side for axis in axes for side in axis]) < 1 or min(self.padding) < 0:
+            raise SpecError(f"{self.name}: sizes, strides and groups must be positive")
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            raise SpecError(f"{self.name}: channels do not divide into {self.groups} groups")
+
+    @property
+    def convolution(self) -> bool:
+        return self.kind in (Kind.CONV1D, Kind.CONV2D)
+
+    @property
+    def full_rank(self) -> int:
+        """The rank from which on a layer is stored dense."""
+        if self.factorization in (Factorization.TUCKER2, Factorization.CP):
+            return max(self.out_channels, self.in_channels)
+        return min(self.out_channels, math.prod(self.dense_shape[1:]))
+
+    @property
+    def in_positions(self) -> int:
+        return math.prod(self.in_size)
+
+    @property
+    def out_positions(self) -> int:
+        return math.prod(self.out_size)
+
+    @property
+    def dense_shape(self) -> Shape:
+        return self._shape(self.out_channels, self.in_channels // self.groups, self.kernel)
+
+    def channel_ranks(self, rank: int) -> tuple[int, int]:
+        """The monotone schedule k -> (r_out, r_in), whole tiles, in proportion to the channels."""
+        if self.factorization is not Factorization.TUCKER2:
+            return rank, rank
+
+        def share(channels: int) -> int:
+            exact = rank * channels / self.full_rank
+            return min(channels, self.tile * math.ceil(exact / self.tile))
+
+        return share(self.out_channels), share(self.in_channels)
+
+    def stage_shapes(self, rank: int) -> tuple[Shape, ...]:
+        """Weight shapes of the factored stages at `rank`, in order of execution.
+
+        SVD: reduce (k, in, *kernel), expand (out, k). Tucker-2: reduce (r_in, in), core
+        (r_out, r_in, *kernel), expand (out, r_out). CP: reduce (k, in), depthwise (k, 1, *kernel),
+        expand (out, k). Elastic in bits alone: the dense weight.
+        """
+        if not 1 <= rank <= self.full_rank:
+            raise SpecError(f"{self.name}: rank {rank} is outside 1..{self.full_rank}")
+        if self.factorization is Factorization.NONE:
+            return (self.dense_shape,)
+        point = (1,) * len(self.kernel)
+        r_out, r_in = self.channel_ranks(rank)
+        expand = self._shape(self.out_channels, r_out, point)
+        if self.factorization is Factorization.SVD:
+            return self._shape(rank, self.in_channels // self.groups, self.kernel), expand
+        reduce = self._shape(r_in, self.in_channels, point)
+        middle = 1 if self.factorization is Factorization.CP else r_in
+        return reduce, self._shape(r_out, middle, self.kernel), expand
+
+    def stage_groups(self, rank: int) -> tuple[int, ...]:
+        """The convolution groups of each factored stage at `rank`."""
+        if self.factorization is Factorization.CP:
+            return 1, rank, 1
+        return (1,) * len(self.stage_shapes(rank))
+
+    def stage_bits(self, bits: int) -> tuple[int, ...]:
+        """The bits of each factored stage at a point of `bits`."""
+        count = len(self.stage_shapes(1))
+        offsets = self.bit_offsets or (0,) * count
+        return tuple(min(MAX_BITS, max(MIN_BITS, bits + extra)) for extra in offsets[:count])
+
+    def forms(self, point: LayerPoint) -> tuple[Form, ...]:
+        """The forms a point can be executed in.
+
+        A weight whose channels come in groups is stored factored and executed dense: its factors
+        would be run on every channel.
+        """
+        if self.stored_dense(point) or self.groups > 1:
+            return (Form.DENSE,)
+        return (Form.FACTORED, Form.DENSE)
+
+    def executed_shapes(self, point: LayerPoint, form: Form) -> tuple[Shape, ...]:
+        """Weight shapes an engine multiplies by when `point` runs in `form`."""
+        if form is Form.DENSE or form not in self.forms(point):
+            return (self.dense_shape,)
+        return self.stage_shapes(point.rank)
+
+    def stored_shapes(self, point: LayerPoint) -> tuple[Shape, ...]:
+        """Weight shapes an artifact keeps to run `point`."""
+        return (self.dense_shape,) if self.stored_dense(point) else self.stage_shapes(point.rank)
+
+    def stored_bits(self, point: LayerPoint) -> tuple[int, ...]:
+        """The bits of each stored weight."""
+        return (point.bits,) if self.stored_dense(point) else self.stage_bits(point.bits)
+
+    def stored_dense(self, point: LayerPoint) -> bool:
+        """Whether an artifact keeps this point as one dense tensor, as it does at full rank."""
+        return self.factorization is Factorization.NONE or point.rank >= self.full_rank
+
+    def strided_stage(self) -> int:
+        """Which factored stage carries stride, padding and dilation."""
+        return 0 if self.factorization is Factorization.SVD else 1
+
+    def _shape(self, out: int, into: int, kernel: Shape) -> Shape:
+        return (out, into, *kernel) if self.convolution else (out, into)

