@@ -43,7 +43,7 @@ class ElasticConfig:
     min_weights: int = 512
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
-    rank_caps: Mapping[Role, float] = field(default_factory=dict)
+    rank_caps: Mapping[str, float] = field(default_factory=dict)
     attention: tuple[str, ...] | None = None
     convolution: Factorization = Factorization.TUCKER2
     rank_tied_bits: RankTiedBits | None = None

@@ -20,7 +20,7 @@ DOT_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
 def describe(engine: Engine) -> Device:
     """The device: this machine, the engine and its threads."""
     return Device(
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         engine=engine.name,
         engine_version=engine.version,
         threads=engine.threads,
@@ -68,7 +68,7 @@ def _point(rank: int) -> LayerPoint:
     return LayerPoint(rank, MAX_BITS)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     """The processor, with the vector instructions that decide between int8 kernels."""
     fields = _cpu_fields()
     flags = fields.get("flags", "").split()

@@ -1,131 +1,32 @@
-"""The command line: `t3c COMMAND --help` says what each takes."""
+"""`t3c inspect | run | bench | audit | report`: what is done with an artifact."""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from t3c.artifact.folder import write_atomic
 from t3c.artifact.reader import Artifact
-from t3c.errors import DataError, MissingExtraError, T3CError
+from t3c.cli.app import (
+    ArtifactArg,
+    EngineOpt,
+    JsonOpt,
+    ThreadsOpt,
+    app,
+    err,
+    need,
+    out_console,
+    print_json,
+)
+from t3c.errors import DataError
 from t3c.report.terminal import answer_json, cell, explain_choice, print_variants, summarize
 from t3c.runtime.audit import audit as run_audit
 from t3c.runtime.reading import read_input
 from t3c.runtime.runtime import load
 from t3c.spec import Budget
-from t3c.version import __version__
-
-app = typer.Typer(
-    name="t3c",
-    help="One trained network, one artifact, any budget.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-out_console = Console(markup=False, highlight=False)
-err = Console(stderr=True, markup=False, highlight=False)
-
-ArtifactArg = Annotated[Path, typer.Argument(help="An artifact folder, NAME.t3c")]
-EngineOpt = Annotated[str, typer.Option(help="openvino, onnxruntime or torch")]
-ThreadsOpt = Annotated[int | None, typer.Option(help="Threads of the engine; default all cores")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object")]
-
-
-def main() -> None:
-    """Run the command line; bad input is one line and exit code 2."""
-    logging.getLogger("t3c").addHandler(logging.NullHandler())  # warnings are in the answers
-    try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except typer.TyperException as error:
-        _fail(error.format_message())
-    except T3CError as error:
-        _fail(str(error))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except MemoryError:
-        _fail("there is not enough memory for this")
-    except OSError as error:
-        _fail(f"{error.filename or 'input and output'}: {error.strerror or error}")
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(f"t3c {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def t3c(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which")
-    ] = False,
-) -> None:
-    """One trained network, one artifact, any budget."""
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Where to write")] = Path("out/demo"),
-    as_json: JsonOpt = False,
-) -> None:
-    """Train a network on digits, make one artifact of it, and ask it for three budgets."""
-    _need("torch", "train")
-    from t3c.experiments.demo import run_demo
-
-    out.mkdir(parents=True, exist_ok=True)
-    with _progress() as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def watch(name: str, step: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = progress.add_task(name, total=total)
-            progress.update(tasks[name], completed=step)
-
-        done = run_demo(out, lambda text: progress.console.print(f"· {text}"), watch)
-    payload = done.result.model_dump(mode="json")
-    bench_file, page = out / "bench.json", out / "report.html"
-    write_atomic(bench_file, json.dumps(payload, indent=1).encode())
-    _write_report(done.result, Artifact(out / "digits.t3c"), page)
-    if as_json:
-        _print_json(payload)
-        return
-    print_variants(payload)
-    console = out_console
-    for asked in done.asked:
-        bound = "not certified here"
-        if asked.certificate is not None:
-            share, epsilon = 1 - asked.certificate.delta, asked.certificate.epsilon
-            bound = f"within {epsilon:.3f} of the original for {share:.0%} of inputs"
-        console.print(
-            f"asked for {asked.budget}: {asked.profile} answered "
-            f"{asked.prediction} (truth {asked.truth}), {bound}"
-        )
-        for warning in asked.warnings:
-            console.print(f"  warning: {warning}")
-    artifact = out / "digits.t3c"
-    console.print(
-        f"\nreport: {page}\ntry next:\n"
-        f"  t3c inspect {artifact} --verify\n"
-        f"  t3c run {artifact} --input {out / 'digit.png'} --latency-ms 0.5 --explain\n"
-        f"  t3c bench {artifact} --against full,ptq8\n"
-        f"  t3c audit {artifact} --budgets 1000",
-        soft_wrap=True,
-    )
 
 
 @app.command()
@@ -138,7 +39,7 @@ def inspect(
     opened = Artifact(artifact, verify=verify)
     summary = summarize(opened, verify)
     if as_json:
-        _print_json(summary)
+        print_json(summary)
         return
     console = out_console
     model = opened.manifest.model
@@ -176,7 +77,7 @@ def run(
     if explain:
         payload["explain"] = explain_choice(runtime, answer)
     if as_json:
-        _print_json(payload)
+        print_json(payload)
         return
     console = out_console
     for row in payload["answers"]:
@@ -213,7 +114,7 @@ def bench(
     as_json: JsonOpt = False,
 ) -> None:
     """Measure the profiles beside the original and baselines, in turns, in one process."""
-    _need("openvino", "openvino")
+    need("openvino", "openvino")
     from t3c.experiments.bench import bench as run_bench
     from t3c.experiments.bench import read_data
 
@@ -229,7 +130,7 @@ def bench(
     )
     payload = result.model_dump(mode="json")
     if as_json:
-        _print_json(payload)
+        print_json(payload)
     else:
         print_variants(payload)
 
@@ -245,7 +146,7 @@ def audit(
     """Check that more budget is never worse (else exit 1), and count budgets missed live."""
     found = run_audit(load(artifact, engine, threads), budgets)
     if as_json:
-        _print_json(found.to_json())
+        print_json(found.to_json())
     else:
         console = out_console
         console.print(
@@ -267,7 +168,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The HTML file to write")] = None,
 ) -> None:
     """Render a measured comparison as one HTML page that needs no network."""
-    _need("openvino", "openvino")
+    need("openvino", "openvino")
     from pydantic import ValidationError
 
     from t3c.experiments.bench import Result
@@ -282,35 +183,11 @@ def report(
             f"{source}: not a result of t3c bench --json: {error.errors()[0]['msg']}"
         ) from error
     page = out or artifact.parent / "report.html"
-    _write_report(result, Artifact(artifact), page)
+    write_report(result, Artifact(artifact), page)
     out_console.print(str(page), soft_wrap=True)
 
 
-def _write_report(result: Any, artifact: Artifact, page: Path) -> None:
+def write_report(result: Any, artifact: Artifact, page: Path) -> None:
     from t3c.report.page import render_report
 
     write_atomic(page, render_report(result, artifact).encode())
-
-
-def _print_json(payload: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(payload) + "\n")
-
-
-def _need(module: str, extra: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec(module) is None:
-        raise MissingExtraError(module, extra)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    columns = (TextColumn("  {task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
-        yield progress
-
-
-def _fail(message: str) -> None:
-    line = " ".join(message.split())
-    sys.stderr.write(f"error: {line}\n")
-    sys.exit(2)
