@@ -9,7 +9,8 @@ from tensorly.decomposition import parafac
 from torch import Tensor
 from torch.nn.functional import conv1d, conv2d
 
-from t3c.factor.cp import compose_cp, cp_stages
+from t3c.factor.compose import compose
+from t3c.factor.cp import cp_stages
 
 seeds = st.integers(0, 10_000)
 kernels = st.sampled_from([(1,), (3,), (5,), (1, 1), (3, 3), (1, 5)])
@@ -21,7 +22,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 def cut(stages: tuple[Tensor, ...], k: int) -> Tensor:
     reduce, spatial, expand = stages
-    return compose_cp((reduce[:k], spatial[:k], expand[:, :k]))
+    return compose((reduce[:k], spatial[:k], expand[:, :k]))
 
 
 def metric_of(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +77,7 @@ def test_the_metric_of_the_data_serves_the_data() -> None:
     for seed in range(8):
         weight, (root, inverse) = normal(12, 10, 3, 3, seed=seed), metric_of(10, seed)
         residuals = [
-            torch.einsum("oihw,ij->ojhw", weight - compose_cp(stages), root).norm()
+            torch.einsum("oihw,ij->ojhw", weight - compose(stages), root).norm()
             for stages in (cp_stages(weight, 8, root, inverse), cp_stages(weight, 8))
         ]
         ratios.append(float(residuals[0] / residuals[1]))
@@ -90,7 +91,7 @@ def test_the_stages_run_as_three_convolutions(kernel: tuple[int, ...]) -> None:
     weight, x = normal(6, 4, *kernel, seed=1), normal(2, 4, *[11] * len(kernel), seed=2)
     reduce, spatial, expand = cp_stages(weight, 5)
     inner = conv(conv(x, reduce), spatial, stride=2, padding=1, groups=5)
-    whole = conv(x, compose_cp((reduce, spatial, expand)), stride=2, padding=1)
+    whole = conv(x, compose((reduce, spatial, expand)), stride=2, padding=1)
     torch.testing.assert_close(conv(inner, expand), whole)
 
 
@@ -98,7 +99,7 @@ def test_the_stages_run_as_three_convolutions(kernel: tuple[int, ...]) -> None:
 def test_what_is_used_up_leaves_zeros_at_any_scale(scale: float) -> None:
     weight = scale * torch.ones(3, 2, 3, 3)
     stages = cp_stages(weight, 4)
-    torch.testing.assert_close(compose_cp(stages), weight, rtol=1e-5, atol=0)
+    torch.testing.assert_close(compose(stages), weight, rtol=1e-5, atol=0)
     assert all(stage.dtype == weight.dtype for stage in stages)
     assert all(not stage[1:].any() for stage in stages[:2])
     assert not stages[2][:, 1:].any()

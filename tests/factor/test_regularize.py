@@ -1,15 +1,18 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from t3c.factor.regularize import gap_penalty, spectral_penalty, strengths, unit_norm
+from t3c.factor.compose import compose
+from t3c.factor.ranks import RANK_AXES, scaled, strengths
+from t3c.factor.regularize import gap_penalty, spectral_penalty
+from t3c.spec import Factorization
 
 seeds = st.integers(0, 10_000)
 ranks = st.integers(2, 8)
+(SVD,) = RANK_AXES[Factorization.SVD]
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -80,7 +83,7 @@ def test_dead_components_have_finite_gradients(k: int, seed: int) -> None:
         a[dead], b[:, dead] = 0, 0
         a.requires_grad_()
         b.requires_grad_()
-        loss = spectral_penalty(a, b) + gap_penalty(strengths((a, b)), 0.1)
+        loss = spectral_penalty(a, b) + gap_penalty(strengths((a, b), SVD), 0.1)
         loss.backward()
         assert torch.isfinite(loss)
         assert a.grad is not None
@@ -93,24 +96,32 @@ def test_dead_components_have_finite_gradients(k: int, seed: int) -> None:
 def test_strengths_are_norms_of_the_components(k: int, seed: int) -> None:
     reduce, expand = normal(k, 9, seed=seed), normal(11, k, seed=seed + 1)
     terms = torch.stack([torch.outer(expand[:, j], reduce[j]) for j in range(k)])
-    torch.testing.assert_close(strengths((reduce, expand)), terms.flatten(1).norm(dim=1))
+    torch.testing.assert_close(strengths((reduce, expand), SVD), terms.flatten(1).norm(dim=1))
     points = (reduce[..., None, None], expand[..., None, None])
-    torch.testing.assert_close(strengths(points), strengths((reduce, expand)))
+    torch.testing.assert_close(strengths(points, SVD), strengths((reduce, expand), SVD))
 
 
 @given(ranks, seeds)
 def test_strengths_of_tucker_are_those_of_the_cores_slices(k: int, seed: int) -> None:
     core = normal(k, 5, 3, 3, seed=seed)
     expand = torch.linalg.qr(normal(9, k, seed=seed + 1)).Q[..., None, None]
-    stages = (normal(5, 6, 1, 1, seed=seed + 2), core, expand)
-    torch.testing.assert_close(strengths(stages), core.flatten(1).norm(dim=1))
+    reduce = torch.linalg.qr(normal(6, 5, seed=seed + 2)).Q.T[..., None, None]
+    out, into = (strengths((reduce, core, expand), a) for a in RANK_AXES[Factorization.TUCKER2])
+    torch.testing.assert_close(out, core.flatten(1).norm(dim=1))
+    torch.testing.assert_close(into, core.transpose(0, 1).flatten(1).norm(dim=1))
 
 
-@given(ranks, seeds)
-def test_unit_norm_keeps_the_product(k: int, seed: int) -> None:
-    reduce, expand = normal(k, 9, seed=seed), normal(11, k, seed=seed + 1)
-    reduce[0] = 0
-    rows, s, columns = unit_norm(reduce, expand)
-    torch.testing.assert_close(columns * s @ rows, expand @ reduce)
-    assert rows.norm(dim=1)[1:].tolist() == pytest.approx([1.0] * (k - 1))
-    assert columns.norm(dim=0).tolist() == pytest.approx([1.0] * k)
+@given(st.sampled_from([Factorization.SVD, Factorization.TUCKER2, Factorization.CP]), seeds)
+def test_scaling_a_rank_by_zero_drops_it(kind: Factorization, seed: int) -> None:
+    middle = [normal(4, 1 if kind is Factorization.CP else 4, 3, 3, seed=seed)]
+    stages = [normal(4, 6, 1, 1, seed=seed + 1), *middle, normal(5, 4, 1, 1, seed=seed + 2)]
+    if kind is Factorization.SVD:
+        stages = [stages[0], stages[-1]]
+    axes = RANK_AXES[kind][0]
+    kept = scaled(stages, axes, torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    cut = [stage.narrow(axis, 0, 2) for (index, axis) in axes for stage in [stages[index]]]
+    short = [*stages[: -len(axes)], *cut] if kind is not Factorization.CP else cut
+    torch.testing.assert_close(compose(kept), compose(short))
+    found = strengths(kept, axes)
+    assert found[2:].tolist() == [0, 0]
+    torch.testing.assert_close(found[:2], strengths(stages, axes)[:2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,13 +52,6 @@ def cp_stages(
         spatial.reshape(rank, 1, *kernel).to(weight.dtype),
         expand.T.reshape(o, rank, *ones).to(weight.dtype).contiguous(),
     )
-
-
-def compose_cp(stages: Sequence[Tensor]) -> Tensor:
-    """The kernel (o, i, *kernel) that the stages of `cp_stages`, one after the other, amount to."""
-    reduce, spatial, expand = stages
-    weight: Tensor = torch.tensordot(expand.flatten(1), reduce * spatial, dims=1)
-    return weight
 
 
 def _best_term(rest: Tensor) -> Term:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -26,26 +23,6 @@ def gap_penalty(strengths: Tensor, gap: float = 0.01) -> Tensor:
     # "to keep gaps from collapsing", so the difference is taken the other way round.
     falls = -strengths.diff() / strengths.max().clamp_min(1e-12)
     return (gap - falls).relu().sum() / max(len(falls), 1)
-
-
-def strengths(stages: Sequence[Tensor]) -> Tensor:
-    """Strength (k,) of each component: |row j of the last stage but one| * |column j of the last|.
-
-    Of reduce and expand the norm of component j. Of Tucker-2, whose expand has unit columns until
-    it is trained, the norm of slice j of the core along its output axis.
-    """
-    *_, inner, expand = stages
-    return _norms(inner) * _norms(expand.transpose(0, 1))
-
-
-def unit_norm(reduce: Tensor, expand: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit rows (k, n), strengths (k,) and unit columns (m, k), whose product is the same."""
-    return normalize(reduce, dim=1), strengths((reduce, expand)), normalize(expand, dim=0)
-
-
-def _norms(rows: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
-    return norms
 
 
 def _squared_cosine(rows: Tensor) -> Tensor:

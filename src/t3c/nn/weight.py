@@ -126,7 +126,7 @@ class ElasticWeight(nn.Module):
         """All stored ranks, each with its share of a relaxed choice of as many as `point` has."""
         ranks = self.spec.channel_ranks(point.rank)
         for axes, rank in zip(RANK_AXES[self.spec.factorization], ranks, strict=False):
-            scores = strengths(stages, axes).log()
+            scores = strengths(stages, axes).clamp_min(1e-30).log()
             mask = soft_top_k(scores, rank, relaxed.temperature, generator=relaxed.generator)
             stages = scaled(stages, axes, mask)
         return stages

@@ -52,14 +52,28 @@ def fit_gains(weight: Tensor, clip: Tensor | None = None) -> Tensor:
 
 
 def _fit(weight: Tensor, scale: Tensor) -> Tensor:
+    """Gains of all views from one count of each row's code magnitudes and of what they stand for.
+
+    Signs cancel: a view's value and its weight have the same.
+    """
+    size = weight.abs()
+    magnitude = (size / scale[:, None]).round().clamp(0, 127).long()
+    cell = (magnitude + 128 * torch.arange(len(weight))[:, None]).flatten()
+    count, total = (
+        torch.bincount(cell, weights, minlength=128 * len(weight)).view(-1, 128).double()
+        for weights in (None, size.flatten().double())
+    )
     gains = []
     for bits in VIEWS:
-        grid = midpoints(weight, scale, bits)
-        energy = grid.square().sum(1)  # 0 for a row of zeros in 8 bits
-        fitted = (grid * weight).sum(1) / energy.clamp_min(1e-12)
-        gain = torch.where(energy > 0, fitted / (scale * 2 ** (MAX_BITS - bits)), 1.0)
+        step = 2 ** (MAX_BITS - bits)
+        level = torch.arange(128, dtype=torch.float64)
+        if bits < MAX_BITS:
+            level = torch.floor(level / step) + 0.5
+        energy = count @ level.square()  # 0 for a row of zeros in 8 bits
+        fitted = (total @ level) / energy.clamp_min(1e-12)
+        gain = torch.where(energy > 0, fitted / (scale.double() * step), 1.0)
         gains.append(gain.clamp(0.25, 4.0).log())
-    return torch.stack(gains)
+    return torch.stack(gains).to(weight.dtype)
 
 
 def view_scale(weight: Tensor, gains: Tensor, bits: int, clip: Tensor | None = None) -> Tensor:

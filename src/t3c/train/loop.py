@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from t3c.convert import LayerPlan, state_of, units
 from t3c.errors import DataError, SpecError, TrainError
 from t3c.nn.inputs import Inputs, call, split_batch
-from t3c.nn.view import at, elastic_weights
+from t3c.nn.masks import temperature_at
+from t3c.nn.view import at, elastic_weights, sort_
+from t3c.nn.weight import Relaxation
 from t3c.spec import LayerPoint, Profile
 from t3c.train import objective
 
-TERMS = ("task", "anchor", "distill", "budget")
+TERMS = ("task", "anchor", "distill", "budget", "spectral", "gap")
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,12 @@ class TrainConfig:
     """How long and how hard to train, and what each term of the objective weighs.
 
     `task` is the labels on the full view, `anchor` holds the full view at the original, `distill`
-    draws the sampled profile to it, `budget` pulls energy into the ranks the profile pays for. The
-    task weighs little: the original is trained already, and what moves the full view away from it
-    is drift at every profile.
+    draws the sampled profile to it, `budget` pulls energy into the ranks the profile pays for,
+    `spectral` keeps factors orthogonal and `gap` their strengths apart; a term that weighs nothing
+    is not computed. The task weighs little: the original is trained already, and what moves the
+    full view away from it is drift at every profile. `masks` relaxes hard ranks to Gumbel-Top-k
+    masks of falling temperature, and rounding to stochastic rounding; ranks are put in order of
+    their strength when it is done.
     """
 
     steps: int = 2000
@@ -39,6 +45,9 @@ class TrainConfig:
     anchor: float = 3.0
     distill: float = 1.0
     budget: float = 0.1
+    spectral: float = 0.0
+    gap: float = 0.0
+    masks: bool = False
     clip_norm: float = 1.0
     seed: int = 3407
 
@@ -47,6 +56,9 @@ class TrainConfig:
             raise SpecError(f"steps must be at least 1, got {self.steps}")
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
             raise SpecError(f"learning_rate must be positive, got {self.learning_rate:g}")
+        weights = {name: getattr(self, name) for name in TERMS}
+        if any(not value >= 0 for value in weights.values()) or not any(weights.values()):
+            raise SpecError(f"terms weigh at least 0 and not all nothing, got {weights}")
         if not 0 <= self.warmup < 1:
             raise SpecError(f"warmup must be in [0, 1), got {self.warmup:g}")
 
@@ -81,6 +93,7 @@ def fit(
     state = state_of(model)
     rng = np.random.default_rng(config.seed)
     torch.manual_seed(config.seed)
+    generator = torch.Generator().manual_seed(config.seed)
     training = model.training
     model.eval()
     weights = elastic_weights(model)
@@ -93,20 +106,24 @@ def fit(
     try:
         for step, (inputs, target) in enumerate(_forever(batches, config.steps)):
             profile = sample_profile(state.plan.layers, rng)
+            relaxation = _relaxation(step, config, generator)
             with torch.no_grad():
                 teacher = call(state.original, inputs)
             with at(model, None):
                 full = call(model, inputs)
-            with at(model, profile):
+            with at(model, profile, relaxation):
                 compressed = call(model, inputs)
-            terms = {
-                "task": objective.task(full, target),
-                "anchor": objective.distill(full, teacher),
-                "distill": objective.distill(compressed, teacher),
-                "budget": objective.budget(weights, profile.points),
+            makers: dict[str, Callable[[], Tensor]] = {
+                "task": partial(objective.task, full, target),
+                "anchor": partial(objective.distill, full, teacher),
+                "distill": partial(objective.distill, compressed, teacher),
+                "budget": partial(objective.budget, weights, profile.points),
+                "spectral": partial(objective.spectral, weights),
+                "gap": partial(objective.gap, weights),
             }
-            loss = torch.stack([getattr(config, name) * terms[name] for name in TERMS]).sum()
-            values = {name: float(term.detach()) for name, term in terms.items()}
+            terms = {name: makers[name]() for name in TERMS if getattr(config, name)}
+            loss = torch.stack([getattr(config, n) * term for n, term in terms.items()]).sum()
+            values = {n: float(terms[n].detach()) if n in terms else 0.0 for n in TERMS}
             if not math.isfinite(float(loss.detach())):
                 raise TrainError(f"step {step}: the loss is not finite: {values}")
             optimizer.zero_grad(set_to_none=True)
@@ -118,6 +135,8 @@ def fit(
                 history[name].append(value)
             if on_step is not None:
                 on_step(step, values)
+        if config.masks:
+            sort_(model)
     finally:
         model.train(training)
     return History({name: tuple(values) for name, values in history.items()})
@@ -137,6 +156,13 @@ def sample_profile(plans: Sequence[LayerPlan], rng: np.random.Generator) -> Prof
         point = LayerPoint(pick(sorted(ranks), rank_level), pick(sorted(bits), bit_level))
         points |= unit.layer_points(point)
     return Profile("sampled", points)
+
+
+def _relaxation(step: int, config: TrainConfig, noise: torch.Generator) -> Relaxation | None:
+    """Masks of a temperature that falls by half in every third of the run (paper E.2)."""
+    if not config.masks:
+        return None
+    return Relaxation(temperature_at(step, max(1, config.steps // 3)), noise)
 
 
 def _ramp(step: int, config: TrainConfig) -> float:

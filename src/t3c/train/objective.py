@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from t3c.cost.work import layer_work
 from t3c.factor.compose import compose, prefix
+from t3c.factor.ranks import RANK_AXES, strengths
+from t3c.factor.regularize import gap_penalty, spectral_penalty
 from t3c.nn.weight import ElasticWeight
 from t3c.spec import Form, LayerPoint
 
@@ -50,3 +52,23 @@ def budget(weights: Mapping[str, ElasticWeight], points: Mapping[str, LayerPoint
         lost = (compose(kept) - weight.dense).square().sum()
         total = total + full[name] * lost / weight.dense.square().sum().clamp_min(1e-12)
     return total / max(1, sum(full.values()))
+
+
+def spectral(weights: Mapping[str, ElasticWeight]) -> Tensor:
+    """How far the outer factors of all weights are from orthogonal directions (paper B.1)."""
+    terms = [
+        spectral_penalty(stages[0].flatten(1), stages[-1].flatten(1))
+        for stages in (weight.stored_stages() for weight in weights.values())
+        if stages
+    ]
+    return torch.stack(terms).mean() if terms else torch.zeros(())
+
+
+def gap(weights: Mapping[str, ElasticWeight]) -> Tensor:
+    """How far neighbouring strengths of all weights are from falling by a gap (paper B.1)."""
+    terms = []
+    for weight in weights.values():
+        for axes in RANK_AXES[weight.spec.factorization]:
+            strong = strengths(weight.stored_stages(), axes)
+            terms.append(gap_penalty(strong, 0.1 / len(strong)))
+    return torch.stack(terms).mean() if terms else torch.zeros(())
