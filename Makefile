@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test check format clean bench-convert bench-fidelity
 
 setup: $(STAMP)
 
@@ -29,3 +29,9 @@ format: setup
 
 clean:
 	rm -rf .venv out dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+bench-convert: setup
+	$(BIN)/python benchmarks/convert.py
+
+bench-fidelity: setup
+	$(BIN)/python benchmarks/fidelity.py

@@ -1,0 +1,46 @@
+"""Several charts in one SVG file that needs nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from t3c.report.chart import HEIGHT, WIDTH, Axis, Series, chart
+
+STYLE = """
+text { font-family: system-ui, sans-serif; fill: #222; }
+.tick { font-size: 13px; } .title { font-size: 14px; } .name { font-size: 17px; font-weight: 600; }
+.label { font-size: 12px; } .mid { text-anchor: middle; } .end { text-anchor: end; }
+.grid { stroke: #ddd; } .axis { stroke: #444; }
+.line { fill: none; stroke-width: 2; } .span { stroke-width: 2; }
+circle, rect, polygon { stroke: none; }
+.plain { fill: #b3590b; stroke: #b3590b; } .aware { fill: #0b62a4; stroke: #0b62a4; }
+.bits { fill: #4a7a2a; stroke: #4a7a2a; }
+"""
+HEAD, KEY = 34, 34
+
+
+def panels(
+    title: str, charts: Sequence[tuple[str, Axis, Axis, Sequence[Series]]], columns: int = 2
+) -> str:
+    """A grid of charts (name, x, y, series) under one key, as the text of an SVG file."""
+    rows = -(-len(charts) // columns)
+    width, height = columns * WIDTH, KEY + rows * (HEIGHT + HEAD)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(title)}">',
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    named = {one.name: one for _, _, _, series in charts for one in series}
+    for index, one in enumerate(named.values()):
+        x = 64 + index * 300
+        parts.append(f'<circle class="{one.style}" cx="{x}" cy="18" r="6"/>')
+        parts.append(f'<text class="title" x="{x + 14}" y="23">{escape(one.name)}</text>')
+    for index, (name, x_axis, y_axis, series) in enumerate(charts):
+        left, top = index % columns * WIDTH, KEY + index // columns * (HEIGHT + HEAD)
+        parts.append(f'<text class="name" x="{left + 64}" y="{top + 22}">{escape(name)}</text>')
+        inner = chart(name, x_axis, y_axis, series)
+        place = f'<svg x="{left}" y="{top + HEAD}" width="{WIDTH}" height="{HEIGHT}" '
+        parts.append(inner.replace("<svg ", place, 1))
+    return "\n".join([*parts, "</svg>\n"])
