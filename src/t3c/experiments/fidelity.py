@@ -109,7 +109,7 @@ def _resnet50(calibration: int = 200, samples: int = 300) -> Subject:
     return Subject("resnet-50", "top-1 agreement", "higher", samples, model, batches, agreement)
 
 
-def _minilm(calibration: int = 500, samples: int = 1000) -> Subject:
+def _minilm(calibration: int = 500, samples: int = 500) -> Subject:
     model = minilm()
     known, labels = sst2_sentences("train", calibration, 48)
     test, _ = sst2_sentences("test", samples, 48)

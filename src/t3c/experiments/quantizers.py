@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from t3c.quant.outliers import average_bits, outlier_channels, split_bits
 from t3c.quant.straight_through import fake_quantize, fit_gains
 from t3c.quant.uniform import Grid, fit_uniform, uniform_quantize
 
-BITS = (3, 4, 5, 6, 8)
+BITS = (3, 4, 6, 8)
 OUTLIERS = 0.02
 
-Quantizer = Callable[[Tensor, int], Tensor]
+Quantizer = Callable[..., Tensor]
 
 
 def nested(weight: Tensor, bits: int) -> Tensor:
@@ -59,14 +60,11 @@ QUANTIZERS: dict[str, Quantizer] = {
 def compare(subject: Subject, say: Say) -> list[dict[str, Any]]:
     """Fidelity and weight error of each quantizer on all weights of a model, by bits."""
     rows = [
-        _row(subject, name, bits, lambda w, q=bits, f=quantize: f(w, q), say)
+        _row(subject, name, bits, partial(quantize, bits=bits), say)
         for bits in BITS
         for name, quantize in QUANTIZERS.items()
     ]
-    for kind in Fp8:
-        rows.append(
-            _row(subject, f"fp8 {kind}", 8, lambda w, k=kind: from_fp8(*to_fp8(w, k), k), say)
-        )
+    rows += [_row(subject, f"fp8 {kind}", 8, partial(_fp8, kind), say) for kind in Fp8]
     return rows
 
 
@@ -100,6 +98,10 @@ def _quantize_(model: nn.Module, quantize: Callable[[Tensor], Tensor]) -> float:
         total += float(weight.double().square().sum())
         weight.copy_(rounded)
     return float((lost / max(total, 1e-30)) ** 0.5)
+
+
+def _fp8(kind: Fp8, weight: Tensor) -> Tensor:
+    return from_fp8(*to_fp8(weight, kind), kind)
 
 
 def _uniform(weight: Tensor, grid: Grid) -> Tensor:

@@ -23,9 +23,8 @@ def fidelity_picture(rows: Sequence[Row]) -> str:
         mine = [row for row in rows if row["model"] == model]
         for axis, title in (("flops", "FLOPs"), ("bytes", "bytes")):
             series = _series(mine, axis)
-            x = Axis.around(
-                f"{title}, share of dense int8", [p.x for s in series for p in s.points]
-            )
+            places = [point.x for one in series for point in one.points]
+            x = Axis.around(f"{title}, share of dense int8", places)
             charts.append((_name(mine[0]), x, _y_axis(mine, series), series))
     return panels("Fidelity before any training", charts)
 

@@ -26,9 +26,9 @@ def panels(
     """A grid of charts (name, x, y, series) under one key, as the text of an SVG file."""
     rows = -(-len(charts) // columns)
     width, height = columns * WIDTH, KEY + rows * (HEIGHT + HEAD)
+    box = f'viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(title)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box}>',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
