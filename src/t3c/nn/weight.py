@@ -62,7 +62,7 @@ class Relaxation:
     """How a point is softened in training: a mask over ranks, and stochastic rounding."""
 
     temperature: float
-    generator: Generator
+    generator: Generator | None
     stochastic_rounding: bool = True
 
 
