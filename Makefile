@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity
+.PHONY: setup demo test check format clean bench-convert bench-fidelity docs
 
 setup: $(STAMP)
 
@@ -35,3 +35,6 @@ bench-convert: setup
 
 bench-fidelity: setup
 	$(BIN)/python benchmarks/fidelity.py
+
+docs: setup
+	$(BIN)/python benchmarks/docs.py

@@ -1,0 +1,61 @@
+"""`make docs`: put the tables of out/bench-*.json, and their picture, into the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from t3c.artifact.folder import write_atomic
+from t3c.report.fidelity import fidelity_picture
+
+DOCS, OUT = Path("docs"), Path("out")
+BLOCK = re.compile(r"(<!-- table (bench-\w+) (\w+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.S)
+
+
+def main() -> int:
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        write_atomic(page, BLOCK.sub(_filled, text).encode())
+    fidelity = _read("bench-fidelity")
+    if fidelity:
+        picture = fidelity_picture(fidelity["tables"]["ranks"])
+        write_atomic(DOCS / "fidelity.svg", picture.encode())
+    return 0
+
+
+def _filled(block: re.Match[str]) -> str:
+    """The block with its table anew; as it is where nothing was measured here."""
+    measured = _read(block[2])
+    if not measured:
+        return block[0]
+    columns = block[4].split()
+    rows = [
+        {column: row[column] for column in columns or row} for row in measured["tables"][block[3]]
+    ]
+    return f"{block[1]}{_markdown(rows, measured['machine'])}{block[5]}"
+
+
+def _markdown(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
+    names = list(rows[0])
+    lines = [f"| {' | '.join(n.replace('_', ' ') for n in names)} |", "|---" * len(names) + "|"]
+    lines += [f"| {' | '.join(_cell(v) for v in row.values())} |" for row in rows]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
+    return "\n".join([*lines, "", f"Measured on {where}.", ""])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _read(name: str) -> dict[str, Any] | None:
+    path = OUT / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
