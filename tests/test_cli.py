@@ -187,3 +187,54 @@ def test_bad_requests(made: Made, tmp_path: Path) -> None:
     refused("[Nn]o such option", "inspect", artifact, "--colour")
     refused("[Mm]issing", "run", artifact)
     refused("[Nn]o such command", "fly")
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The error; libraries that a model pulls in may chatter before it."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr.rstrip("\n").rsplit("\n", 1)[-1]
+
+
+def test_convert_plans_and_converts(tmp_path: Path) -> None:
+    plan = ok("convert", "--model", "vit-large", "--plan")
+    shares = plan["layer_params"]
+    assert shares["elastic"] >= 0.95
+    assert shares["rank_elastic_share"] >= 0.8
+    assert len({layer["block"] for layer in plan["layers"] if layer["block"]}) == 24
+    assert plan["error"] is None
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "model_type": "resnet", "architectures": ["ResNetForImageClassification"],
+                "embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "num_labels": 7,
+                "layer_type": "basic",
+            }
+        )
+    )  # fmt: skip
+    done = ok(
+        "convert", "--model", config, "--exclude", "*embedder*", "--rank-cap", "convolution=1"
+    )
+    assert done["error"] < 1e-5
+    assert any(item["reason"] == "excluded" for item in done["skipped"])
+    shown = t3c("convert", "--model", config, "--plan", "--cp")
+    assert shown.returncode == 0
+    assert "BatchNorm2d has no elastic form" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("nowhere is no folder", ["nowhere"]),
+        ("pattern '*.none' matches no layer", ["resnet-50", "--include", "*.none"]),
+        ("a rank cap is ROLE=SHARE", ["resnet-50", "--rank-cap", "linear"]),
+        ("rank_caps are shares of full rank by role", ["resnet-50", "--rank-cap", "x=1"]),
+        ("the model has no layer that can be made", ["resnet-50", "--min-weights", "100000000"]),
+    ],
+)
+def test_convert_refuses_in_one_line(message: str, arguments: list[str]) -> None:
+    line = last_line(t3c("convert", "--plan", "--model", *arguments))
+    assert line.startswith(f"error: {message}")
+    assert len(line) < 400

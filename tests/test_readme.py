@@ -29,7 +29,7 @@ def test_the_code_runs(tmp_path: Path) -> None:
     assert 0 < float(epsilon) < 5
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/conversion.md"])
 def test_commands_and_paths_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
@@ -45,4 +45,13 @@ def test_commands_and_paths_exist(name: str) -> None:
     for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text):
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("http") or (ROOT / link).exists(), link
+        assert link.startswith("http") or ((ROOT / name).parent / link).exists(), link
+
+
+def test_the_docs_code_runs(tmp_path: Path) -> None:
+    (code,) = blocks("docs/conversion.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2: untouched (excluded)" in done.stdout

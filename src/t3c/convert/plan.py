@@ -134,7 +134,8 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
             continue
         layers.append(_plan_layer(names, named, observed, blocks, config))
     if not layers:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "no parameters"
+        shown = [f"{name}: {reason}" for name, reason in skipped[:3]] or ["no parameters"]
+        reasons = "; ".join(shown) + ("; ..." if len(skipped) > 3 else "")
         raise ConvertError(f"the model has no layer that can be made elastic ({reasons})")
     order = {name: index for index, (name, _) in enumerate(model.named_modules())}
     skipped.sort(key=lambda item: order[item[0]])
