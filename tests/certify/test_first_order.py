@@ -10,7 +10,6 @@ from t3c.certify.drift import relative_drift
 from t3c.certify.first_order import first_order_drift
 from t3c.certify.sensitivity import layer_sensitivities
 from t3c.convert import elasticize_, state_of
-from t3c.errors import DataError
 from t3c.nn import at, elastic_weights
 from t3c.spec import LayerPoint, Profile
 
@@ -67,17 +66,31 @@ def test_layer_sensitivity_is_the_first_order_drift_of_that_layer_alone(outputs:
         assert got == pytest.approx(wanted, rel=1e-3 if outputs == 6 else 0.35)
 
 
-def test_layers_whose_rows_are_not_samples_are_refused() -> None:
+@pytest.mark.parametrize("samples", [3, 5])
+def test_rows_that_are_not_samples(samples: int) -> None:
+    """Time before batch, and a table of positions without a batch, count for their samples."""
+
     class TimeFirst(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.fc = nn.Linear(64, 64)
+            self.fc, self.head = nn.Linear(64, 64), nn.Linear(64, 6)
+            self.table = nn.Embedding(16, 64)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.fc(x.transpose(0, 1)).transpose(0, 1)
-            return y
+            y = torch.relu(self.fc(x.transpose(0, 1))).transpose(0, 1)
+            z: torch.Tensor = self.head((y + self.table(torch.arange(x.shape[1]))).mean(1))
+            return z
 
-    model, x = TimeFirst(), torch.randn(3, 5, 64)
+    torch.manual_seed(0)
+    model, x = TimeFirst(), torch.randn(samples, 5, 64)
     elasticize_(model, x)
-    with pytest.raises(DataError, match="layer 'fc': 5 rows are not those of 3 samples"):
-        layer_sensitivities(model, x)
+    state, found = state_of(model), layer_sensitivities(model, x)
+    for name in ("fc", "table"):
+        weight = elastic_weights(model)[name]
+        point = LayerPoint(weight.spec.full_rank, 3)
+        base = dict(state.original.named_parameters())
+        tangent = {n: torch.zeros_like(p) for n, p in base.items()}
+        tangent[f"{name}.weight"] = (weight.weight_at(point) - weight.dense).detach()
+        z, change = jvp(lambda p: functional_call(state.original, p, x), (base,), (tangent,))
+        wanted = float((change.norm(dim=1) / z.norm(dim=1)).square().mean())
+        assert found[name].squared_drift(point) == pytest.approx(wanted, rel=1e-3)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -71,3 +73,27 @@ def test_proxy_says_nothing_of_what_it_was_not_tested_on() -> None:
     assert proxy.predict(row) == pytest.approx(2.0)
     with pytest.raises(SpecError):
         fit_proxy([], [])
+
+
+def test_work_of_other_stages() -> None:
+    cp = replace(CONV, factorization=Factorization.CP, stride=(1, 1), in_size=(4, 4))
+    work = layer_work(cp, LayerPoint(8, 8), Form.FACTORED)
+    assert work.flops == 2 * 16 * (8 * 16 + 8 * 9 + 32 * 8)
+    assert work.launches == 3
+    deep = replace(CONV, factorization=Factorization.SVD, in_channels=32, groups=32)
+    assert layer_work(deep, LayerPoint(4, 8), Form.FACTORED).flops == 2 * 16 * 32 * 9
+    assert stored_bytes(deep, LayerPoint(4, 8)) == 4 * 9 + 32 * 4 + 4 * (4 + 32)
+    twice = replace(LINEAR, runs=2)
+    once, both = (layer_work(spec, LayerPoint(4, 8), Form.FACTORED) for spec in (LINEAR, twice))
+    assert (both.flops, both.launches) == (2 * once.flops, 2 * once.launches)
+    assert both.size_bytes == once.size_bytes
+    size = (5, 1)
+    table = LayerSpec(
+        "e", Kind.EMBEDDING, Factorization.NONE, 1000, 64, in_size=size, out_size=size
+    )
+    looked_up = layer_work(table, LayerPoint(64, 4), Form.DENSE)
+    assert looked_up.flops == 0
+    assert looked_up.moved_bytes < 1000
+    assert looked_up.size_bytes == 1000 * 64 // 2 + 4 * 1000
+    tied = replace(LINEAR, bit_offsets=(1, 0))
+    assert stored_bytes(tied, LayerPoint(4, 4)) == 4 * 20 * 5 // 8 + 30 * 4 // 2 + 4 * (4 + 30)

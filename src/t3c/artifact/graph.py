@@ -117,14 +117,15 @@ def _input_names(count: int) -> list[str]:
 
 
 def _make_elastic(graph: onnx.GraphProto, weight: str, layer: str) -> None:
-    """Replace the nodes that use a weight by elastic nodes of its layer, one for each use."""
+    """Replace the nodes that use a weight by elastic nodes of its layer, one for each use.
+
+    There are none where a layer runs but the output does not depend on it, such as a pooler's.
+    """
     users = [(node, weight) for node in graph.node if weight in node.input]
     for turned in [node for node, _ in users if node.op_type == "Transpose"]:
         users = [(node, name) for node, name in users if node is not turned]
         users += [(n, turned.output[0]) for n in graph.node if turned.output[0] in n.input]
         graph.node.remove(turned)
-    if not users:
-        raise ConvertError(f"layer {layer!r}: its weight is not used in the graph")
     order = {id(node): index for index, node in enumerate(graph.node)}
     users.sort(key=lambda user: order[id(user[0])])
     for index, (node, name) in enumerate(users):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,15 +13,15 @@ from t3c.convert.config import ElasticConfig
 from t3c.convert.plan import ConversionPlan, LayerPlan, plan_conversion
 from t3c.convert.report import Report
 from t3c.convert.state import STATE, ElasticState
-from t3c.errors import ConvertError
+from t3c.errors import ConvertError, DataError
 from t3c.factor.cp import cp_stages
 from t3c.factor.metric import Metric, data_metric
 from t3c.factor.svd import svd_stages
 from t3c.factor.tucker import tucker2_stages
 from t3c.nn.canonical import canonicalize_, restore_
-from t3c.nn.inputs import Inputs, call, check_finite, tensors
+from t3c.nn.inputs import Inputs, check_inputs, check_like, evaluating, split_batch, tensors
 from t3c.nn.layers import elastic_type
-from t3c.nn.observe import observe_moments
+from t3c.nn.observe import observe_moments, run_example
 from t3c.nn.view import replace_
 from t3c.nn.weight import ElasticWeight, Product, Spectral
 from t3c.spec import Factorization, LayerSpec
@@ -55,26 +55,27 @@ def elasticize_(
             "spectral factors are orthonormal, those best for data are not: "
             "leave out the calibration data, or spectral=True"
         )
-    check_finite(example, "the example")
-    training = model.training
-    model.eval()
+    if isinstance(calibration, Tensor | Mapping):
+        raise DataError("calibration data is an iterable of batches: give a loader, or [inputs]")
+    check_inputs(example, "the example")
     replaced: dict[str, nn.Module] = {}
     rewritten: dict[str, nn.Module] = {}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
+            _check_loaded(model)
             plan = plan_conversion(model, example, config)
-            _check_parameters(model)
+            _check_finite_parameters(model)
             before = _checked_output(model, example)
             rewritten = canonicalize_(model)
             original = _frozen_copy(model, plan)
             done = 0
-            for layers, moments in _batches(plan, original, calibration):
+            for layers, moments in _batches(plan, original, example, calibration):
                 for layer in layers:
                     if on_layer is not None:
                         on_layer(done, len(plan.layers), layer.spec.name)
                     replaced |= _replace_layer_(model, layer, moments, config)
                     done += 1
-            error = _relative(call(model, example), before)
+            error = _relative(_elastic_output(model, plan, example), before)
         if not error <= SAME:
             raise ConvertError(f"the elastic model differs from the original by {error:.3g}")
         model.__dict__[STATE] = ElasticState(original, plan, example)
@@ -82,29 +83,38 @@ def elasticize_(
         if STATE not in model.__dict__:
             restore_(model, replaced)
             restore_(model, rewritten)
-        model.train(training)
     return Report(plan, error)
 
 
 def _frozen_copy(model: nn.Module, plan: ConversionPlan) -> nn.Module:
-    """A copy that takes over the weights about to be replaced: large models fit in memory once."""
+    """A copy that takes over the weights about to be replaced: large models fit in memory once.
+
+    Not those whose memory a parameter that stays uses too: training would move the original.
+    """
     weights = [model.get_submodule(p.spec.name).weight for p in plan.layers]
+    going = {id(weight) for weight in weights}
+    staying = {p.untyped_storage().data_ptr() for p in model.parameters() if id(p) not in going}
     memo: dict[int, Any] = {
         id(w): nn.Parameter(w.detach(), requires_grad=False)
         for w in weights
-        if isinstance(w, Tensor)
+        if isinstance(w, Tensor) and w.untyped_storage().data_ptr() not in staying
     }
     return copy.deepcopy(model, memo).requires_grad_(False)
 
 
 def _batches(
-    plan: ConversionPlan, original: nn.Module, calibration: Iterable[Any] | None
+    plan: ConversionPlan,
+    original: nn.Module,
+    example: Inputs,
+    calibration: Iterable[Any] | None,
 ) -> Iterator[tuple[list[LayerPlan], dict[str, Tensor]]]:
     """Layers with the moments of their inputs, as many at a time as memory is meant for."""
     if calibration is None:
         yield list(plan.layers), {}
         return
-    data = calibration if isinstance(calibration, list | tuple) else list(calibration)
+    data = [split_batch(batch)[0] for batch in calibration]
+    for batch in data:
+        check_like(batch, example, "the calibration data")
     waiting: list[LayerPlan] = []
     size = 0
     for layer in plan.layers:
@@ -142,10 +152,9 @@ def _replace_layer_(
     replaced = {}
     for name in plan.modules:
         module = model.get_submodule(name)
-        kind, bias = elastic_type(module), module.bias if hasattr(module, "bias") else None
+        kind = elastic_type(module)
         assert kind is not None
-        assert bias is None or isinstance(bias, Tensor)
-        layer = kind(elastic, bias).train(module.training)
+        layer = kind(elastic, module)
         aliases = [n for n, m in model.named_modules(remove_duplicate=False) if m is module]
         for alias in aliases:
             replaced[alias] = module
@@ -180,19 +189,50 @@ def factor_stages(
     return tuple(stage.reshape(shape) for stage, shape in zip(stages, shapes, strict=True))
 
 
-def _check_parameters(model: nn.Module) -> None:
+def _elastic_output(model: nn.Module, plan: ConversionPlan, example: Inputs) -> Tensor:
+    """The elastic model's output; every layer that ran before has to run now."""
+    ran: set[str] = set()
+    names = {name for layer in plan.layers for name in layer.modules[:1]}
+    handles = [
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.add(name))
+        for name in names
+    ]
+    try:
+        output = run_example(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for layer in plan.layers:
+        if layer.spec.name not in ran:
+            raise ConvertError(
+                f"layer {layer.spec.name!r} is not called by its name: exclude it with "
+                f"ElasticConfig(exclude=({layer.spec.name!r},))"
+            )
+    return output
+
+
+def _check_loaded(model: nn.Module) -> None:
     for name, value in model.named_parameters():
+        layer, _, what = name.rpartition(".")
+        if isinstance(value, nn.parameter.UninitializedParameter):
+            raise ConvertError(
+                f"layer {layer!r}: its {what} is not initialized: run the model once"
+            )
         if value.is_meta:
             raise ConvertError(
-                f"layer {name.rpartition('.')[0]!r}: its {name.rpartition('.')[2]} is on the meta "
-                "device and has no values: load the weights first"
+                f"layer {layer!r}: its {what} is on the meta device and has no values: "
+                "load the weights first"
             )
+
+
+def _check_finite_parameters(model: nn.Module) -> None:
+    for name, value in model.named_parameters():
         if not bool(torch.isfinite(value).all()):
             raise ConvertError(f"parameter {name!r} holds NaN or infinite values")
 
 
 def _checked_output(model: nn.Module, example: Inputs) -> Tensor:
-    output = call(model, example)
+    output = run_example(model, example)
     batch = tensors(example)[0].shape[0]
     if output.dim() < 2 or output.shape[0] != batch:
         raise ConvertError(

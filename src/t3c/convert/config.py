@@ -57,6 +57,9 @@ class ElasticConfig:
         rising = sorted(set(self.rank_fractions)) == list(self.rank_fractions)
         if not rising or not all(0 < f < 1 for f in self.rank_fractions):
             raise SpecError(f"rank_fractions must rise between 0 and 1, got {self.rank_fractions}")
+        counts = (self.tile, self.min_weights, *self.bits)
+        if not all(isinstance(count, int) for count in counts) or self.min_weights < 0:
+            raise SpecError(f"bits, tile and min_weights are whole and not negative, got {counts}")
         if self.tile < 1:
             raise SpecError(f"tile must be at least 1, got {self.tile}")
         if not 0 < self.store_ratio <= 1:
@@ -68,16 +71,18 @@ class ElasticConfig:
     def _check_names(self) -> None:
         roles = {str(role) for role in Role}
         for role, cap in self.rank_caps.items():
-            if str(role) not in roles or not 0 < cap <= 1:
+            number = isinstance(cap, int | float)
+            if str(role) not in roles or not number or not 0 < cap <= 1:
                 raise SpecError(
                     f"rank_caps are shares of full rank by role ({', '.join(sorted(roles))}), "
-                    f"got {role}={cap:g}"
+                    f"got {role}={cap}"
                 )
         caps = {Role(role): cap for role, cap in self.rank_caps.items()}
         object.__setattr__(self, "rank_caps", MappingProxyType(caps))
-        for name in ("include", "exclude"):
-            if isinstance(getattr(self, name), str):
-                raise SpecError(f"{name} is a tuple of patterns, got a string")
+        for name in ("include", "exclude", "attention"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not all(isinstance(p, str) for p in given or ()):
+                raise SpecError(f"{name} is a tuple of patterns, got {given!r}")
         for pattern in self.attention or ():
             try:
                 groups = re.compile(pattern).groups

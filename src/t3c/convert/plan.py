@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from t3c.convert.config import ElasticConfig, Role
 from t3c.errors import ConvertError
 from t3c.nn.canonical import canonical
-from t3c.nn.inputs import Inputs
+from t3c.nn.inputs import Inputs, check_inputs, evaluating
 from t3c.nn.layers import elastic_type, geometry, same_padding
 from t3c.nn.observe import Observed, observe
 from t3c.quant.policy import RankTiedBits
@@ -109,7 +109,9 @@ def plan_conversion(
     model: nn.Module, example: Inputs, config: ElasticConfig | None = None
 ) -> ConversionPlan:
     """What `elasticize_` would do; changes nothing. Weights may be on the meta device."""
-    with canonical(model):
+    check_inputs(example, "the example")
+    # In evaluation mode from the start: reading a parametrized weight may change its buffers.
+    with evaluating(model), canonical(model):
         return plan_canonical(model, example, config or ElasticConfig())
 
 
@@ -122,6 +124,10 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
         _check_weight(name, module)
     _check_patterns(config, list(named))
     observed = observe(model, example)
+    owners: dict[int, set[str]] = {}
+    for path, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(path)
     blocks = _blocks(config, observed, list(named))
     layers, skipped = [], []
     for name, module in model.named_modules():
@@ -129,6 +135,9 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
             skipped.append((name, f"{type(module).__name__} has no elastic form"))
     for names in _sharing(named):
         reason = _reason_to_skip({n: named[n] for n in names}, observed, config)
+        others = owners.get(id(named[names[0]].weight), set()) - set(names)
+        if others:
+            reason = f"its weight is also that of {', '.join(sorted(others))}"
         if reason:
             skipped += [(name, reason) for name in names]
             continue
@@ -175,8 +184,12 @@ def _check_patterns(config: ElasticConfig, names: list[str]) -> None:
 def _blocks(config: ElasticConfig, observed: Observed, names: list[str]) -> dict[str, str]:
     """The attention block of each layer that is in one."""
     if config.attention is None:
-        found = observed.attention_blocks()
-        return {name: _stem(block) for block in found for name in block}
+        blocks: dict[str, str] = {}
+        for block in observed.attention_blocks():
+            stem = _stem(block)
+            same = len({b for b in blocks.values() if b.partition("#")[0] == stem})
+            blocks |= dict.fromkeys(block, f"{stem}#{same + 1}" if same else stem)
+        return blocks
     blocks = {}
     for name in names:
         for pattern in config.attention:
@@ -216,8 +229,11 @@ def _reason_to_skip(
             return "not included"
         if any(fnmatchcase(name, pattern) for pattern in config.exclude):
             return "excluded"
-        if not isinstance(module._parameters.get("weight"), nn.Parameter):
-            return "its weight is computed from others"
+        own = set(module._parameters)
+        if "weight" not in own or ("bias" not in own and getattr(module, "bias", None) is not None):
+            return "its weight or bias is computed from others"
+        if own - {"weight", "bias"} or any(True for _ in module.children()):
+            return f"{type(module).__name__} has more than a weight and a bias"
         if module._forward_hooks or module._forward_pre_hooks:
             return "it has hooks of its own"
         reason = _unusual(module)
@@ -270,7 +286,7 @@ def _plan_layer(
     block = blocks.get(lead, "")
     role = _role(bare, block)
     modules = (lead, *(n for n in names if n != lead))
-    rest = {"bits": config.bits, "modules": modules, "role": role}
+    rest = {"bits": config.bits, "modules": modules, "role": role, "block": block}
     full = LayerPlan(bare, (bare.full_rank,), shares=(1.0,), **rest)  # type: ignore[arg-type]
     if Kind.EMBEDDING in kinds.values():
         reason = "a table is looked up, not multiplied by"
@@ -286,7 +302,7 @@ def _plan_layer(
         return replace(full, reason=reason)
     ranks, shares = (*ladder.values(), spec.full_rank), (*ladder, 1.0)
     return LayerPlan(
-        spec, ranks, shares=shares, block=block, tied_bits=config.rank_tied_bits, **rest  # type: ignore[arg-type]
+        spec, ranks, shares=shares, tied_bits=config.rank_tied_bits, **rest  # type: ignore[arg-type]
     )  # fmt: skip
 
 

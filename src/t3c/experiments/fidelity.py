@@ -19,7 +19,7 @@ from t3c.spec import Cost, LayerPoint, Profile
 from t3c.zoo.local import imagenet_sample, resnet50
 from t3c.zoo.text import minilm, sst2_sentences, stories15m, stories_tokens
 
-SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+SHARES = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 BITS = (3, 4, 5, 6, 8)
 CONFIG = ElasticConfig(rank_fractions=SHARES, bits=BITS, store_ratio=1.0)
 Say = Callable[[str], object]
@@ -108,7 +108,7 @@ def _resnet50(calibration: int = 200, samples: int = 200) -> Subject:
     return Subject("resnet-50", "top-1 agreement", "higher", samples, model, batches, agreement)
 
 
-def _minilm(calibration: int = 500, samples: int = 500) -> Subject:
+def _minilm(calibration: int = 250, samples: int = 500) -> Subject:
     model = minilm()
     known, _ = sst2_sentences("train", calibration, 48)
     test, _ = sst2_sentences("test", samples, 48)

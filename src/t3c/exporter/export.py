@@ -20,7 +20,7 @@ from t3c.convert import state_of
 from t3c.errors import DataError, SpecError
 from t3c.exporter import content, evidence
 from t3c.exporter.allocate import allocate, time_layers
-from t3c.nn.inputs import Inputs, check_finite, check_like, gather, select, tensors
+from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
 from t3c.runtime.engines import open_engine
 from t3c.runtime.runtime import Runtime
 from t3c.spec import ImageSpec, ProfileChain
@@ -103,43 +103,38 @@ def export(
     check_like(samples, state.example, "the calibration data")
     slices = split(samples, config)
     names = None if classes is None else tuple(classes)
-    training = model.training
-    model.eval()
-    try:
-        with staged(path) as folder:
-            say("tracing the model")
-            traced = content.topology(model)
-            _check_described(traced, image, names)
-            say(f"timing layer points on {engine.name}, {engine.threads} threads")
-            timings = time_layers(engine, state.plan.layers, say)
-            say("allocating ranks and bits")
-            allocated = allocate(
-                model, slices.quantizer, state.plan.layers, timings,
-                worst_drift=config.worst_drift, size_weight=config.size_weight,
-            )  # fmt: skip
-            say("packing weights, observing activation ranges")
-            artifact = content.write(
-                folder, model, traced, allocated, slices.quantizer, name=name or path.stem,
-                seed=config.seed, image=image, classes=names,
-            )  # fmt: skip
-            say("timing profiles")
-            table = evidence.calibrate(
-                artifact, engine, timings, slices.quantizer, rounds=config.rounds, seed=config.seed
-            )
-            artifact.add_device(table)
-            runtime = Runtime(artifact, config.engine, config.threads)
-            say("checking each profile against torch")
-            parity = evidence.check_parity(
-                model, runtime, select(slices.quantizer, slice(0, PARITY_SAMPLES))
-            )
-            say(f"certifying on {len(tensors(slices.scores)[0])} samples")
-            ledger = evidence.certify(
-                model, state.original, runtime, slices.scaling, slices.scores, config.delta
-            )
-            artifact.add_ledger(ledger)
-            write_card(artifact)
-    finally:
-        model.train(training)
+    with evaluating(model), staged(path) as folder:
+        say("tracing the model")
+        traced = content.topology(model)
+        _check_described(traced, image, names)
+        say(f"timing layer points on {engine.name}, {engine.threads} threads")
+        timings = time_layers(engine, state.plan.layers, say)
+        say("allocating ranks and bits")
+        allocated = allocate(
+            model, slices.quantizer, state.plan.layers, timings,
+            worst_drift=config.worst_drift, size_weight=config.size_weight,
+        )  # fmt: skip
+        say("packing weights, observing activation ranges")
+        artifact = content.write(
+            folder, model, traced, allocated, slices.quantizer, name=name or path.stem,
+            seed=config.seed, image=image, classes=names,
+        )  # fmt: skip
+        say("timing profiles")
+        table = evidence.calibrate(
+            artifact, engine, timings, slices.quantizer, rounds=config.rounds, seed=config.seed
+        )
+        artifact.add_device(table)
+        runtime = Runtime(artifact, config.engine, config.threads)
+        say("checking each profile against torch")
+        parity = evidence.check_parity(
+            model, runtime, select(slices.quantizer, slice(0, PARITY_SAMPLES))
+        )
+        say(f"certifying on {len(tensors(slices.scores)[0])} samples")
+        ledger = evidence.certify(
+            model, state.original, runtime, slices.scaling, slices.scores, config.delta
+        )
+        artifact.add_ledger(ledger)
+        write_card(artifact)
     return Exported(path, allocated.profiles, table, ledger, tuple(parity))
 
 

@@ -29,7 +29,8 @@ def canonical(model: nn.Module) -> Iterator[None]:
 
 def canonicalize_(model: nn.Module) -> dict[str, nn.Module]:
     """Rewrite in place; the modules that were replaced, by name."""
-    found = [(n, m, rewrite(m)) for n, m in model.named_modules(remove_duplicate=False) if n]
+    modules = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if n]
+    found = [(n, m, rewrite(m) if _alone(m, model) else None) for n, m in modules]
     made: dict[int, nn.Module] = {}  # a module that stands in two places stays one
     replaced = {}
     for name, module, new in found:
@@ -37,6 +38,18 @@ def canonicalize_(model: nn.Module) -> dict[str, nn.Module]:
             replaced[name] = module
             replace_(model, name, made.setdefault(id(module), new))
     return replaced
+
+
+def _alone(module: nn.Module, model: nn.Module) -> bool:
+    """Whether no other module has a parameter of this one, and nothing watches it run."""
+    if not (isinstance(module, nn.MultiheadAttention) or type(module).__name__ == "Conv1D"):
+        return False
+    inside = set(module.modules())
+    mine = {id(p) for p in module.parameters()}
+    others = (m for m in model.modules() if m not in inside)
+    shared = any(id(p) in mine for m in others for p in m.parameters(recurse=False))
+    watched = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
+    return not shared and not watched
 
 
 def restore_(model: nn.Module, replaced: dict[str, nn.Module]) -> None:
@@ -66,12 +79,15 @@ def rewrite(module: nn.Module) -> nn.Module | None:
 class UnpackedAttention(nn.Module):
     """`nn.MultiheadAttention` with a linear layer for each of its projections."""
 
-    in_proj_bias = None  # what nn.TransformerEncoderLayer asks before it takes a fused path
+    # What torch's transformers ask before they take a fused path.
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
 
     def __init__(self, packed: nn.MultiheadAttention) -> None:
         super().__init__()
-        self.heads, self.batch_first = packed.num_heads, packed.batch_first
-        self.dropout = packed.dropout
+        self.num_heads, self.batch_first = packed.num_heads, packed.batch_first
+        self.embed_dim, self.kdim, self.vdim = packed.embed_dim, packed.kdim, packed.vdim
+        self.head_dim, self.dropout = packed.head_dim, packed.dropout
         size = packed.embed_dim
         weights: tuple[Tensor, ...]
         if packed.in_proj_weight is not None:
@@ -94,7 +110,7 @@ class UnpackedAttention(nn.Module):
         k_in = first if key is query else self._batch_first(key)
         v_in = first if value is query else k_in if value is key else self._batch_first(value)
         projected = (self.q_proj(first), self.k_proj(k_in), self.v_proj(v_in))
-        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in projected)
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in projected)
         mask = self._mask(key_padding_mask, attn_mask, q)
         dropout = self.dropout if self.training else 0.0
         weights = None
@@ -110,6 +126,12 @@ class UnpackedAttention(nn.Module):
             return out[0], None if weights is None else weights[0]
         return (out if self.batch_first else out.transpose(0, 1)), weights
 
+    @property
+    def in_proj_weight(self) -> Tensor | None:
+        """The three projections in one, as the packed attention has them."""
+        weights = [self.q_proj.weight, self.k_proj.weight, self.v_proj.weight]
+        return torch.cat(weights) if len({w.shape for w in weights}) == 1 else None
+
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
             return x[None]
@@ -121,7 +143,7 @@ class UnpackedAttention(nn.Module):
         if mask is not None:
             total = _additive(mask, q)
             if mask.dim() == 3:
-                total = total.reshape(-1, self.heads, *mask.shape[1:])
+                total = total.reshape(-1, self.num_heads, *mask.shape[1:])
         if padding is not None:
             hidden = _additive(padding, q).reshape(-1, 1, 1, padding.shape[-1])
             total = hidden if total is None else total + hidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,7 +95,8 @@ def batches_of(inputs: Inputs, size: int) -> Iterator[Inputs]:
 def check_finite(inputs: Inputs, what: str) -> None:
     """Refuse inputs that hold NaN or infinity."""
     for value in tensors(inputs):
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        known = value.is_floating_point() and not value.is_meta
+        if known and not bool(torch.isfinite(value).all()):
             raise DataError(f"{what} holds NaN or infinite values")
 
 
@@ -106,3 +108,28 @@ def _as_inputs(value: Any) -> Inputs:
     raise DataError(
         f"inputs are a tensor, a tuple or a dict of tensors, got {type(value).__name__}"
     )
+
+
+def check_inputs(inputs: Any, what: str) -> None:
+    """Refuse what is no tensor, tuple or dict of tensors with samples, or not finite."""
+    try:
+        values = tensors(_as_inputs(inputs))
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from error
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        raise DataError(f"{what} holds something that is no tensor")
+    if any(value.dim() == 0 or value.shape[0] == 0 for value in values):
+        raise DataError(f"{what} has no samples")
+    check_finite(inputs, what)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -15,19 +15,23 @@ class ElasticLayer(nn.Module):
     """A layer that runs the current view of its weight."""
 
     kind: Kind
+    bias: nn.Parameter | None
 
-    def __init__(self, elastic: ElasticWeight, bias: Tensor | None = None) -> None:
+    def __init__(self, elastic: ElasticWeight, replaced: nn.Module) -> None:
         super().__init__()
         self.elastic = elastic
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.bias = getattr(replaced, "bias", None)  # as it is: frozen, or tied to another
+        for name in getattr(replaced, "__constants__", ()):  # models read strides and widths
+            setattr(self, name, getattr(replaced, name))
+        self.train(replaced.training)
 
     @property
     def weight(self) -> Tensor:
         """The weight of the current view: models look at its dtype or device."""
         return self.elastic.weight_at(self.elastic.point)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.apply_weight(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return self.apply_weight(input, self.weight, self.bias)
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The layer's map with a given weight."""
@@ -84,13 +88,14 @@ class ElasticEmbedding(ElasticLayer):
     """A table of vectors, ids (...) -> (..., size)."""
 
     kind = Kind.EMBEDDING
+    padding_idx: int | None
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.embedding(x, weight)
+        return F.embedding(x, weight, self.padding_idx)
 
     def plain(self, weight: nn.Parameter) -> nn.Module:
         rows, size = weight.shape
-        return _fill(nn.Embedding(rows, size, device="meta"), weight, None)
+        return _fill(nn.Embedding(rows, size, self.padding_idx, device="meta"), weight, None)
 
 
 def _fill(module: nn.Module, weight: nn.Parameter, bias: Tensor | None) -> nn.Module:

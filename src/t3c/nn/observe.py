@@ -14,11 +14,16 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from t3c.errors import ConvertError
-from t3c.nn.inputs import Inputs, call, check_finite, split_batch, tensors
+from t3c.nn.inputs import Inputs, call, check_finite, evaluating, tensors
 from t3c.nn.layers import channels_last, elastic_type, patches
 from t3c.spec import Factorization, Kind, LayerSpec
 
 Size = tuple[int, ...]
+# What a model raises on inputs it was not made for, or on layers it did not expect.
+TRIPS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
 ATTENTION = (F.scaled_dot_product_attention, F.softmax, torch.softmax, Tensor.softmax)
 
 
@@ -31,6 +36,7 @@ class Run:
     out_size: Size
     read: int
     channels: tuple[int, int]  # in, out
+    linear: bool
 
 
 @dataclass
@@ -54,7 +60,7 @@ class Observed:
             if event is not None:
                 continue
             before = self._back_to_attention(index)
-            after = next((e for e in self.events[index:] if e is not None), None)
+            after = next((e for e in self.events[index:] if e is not None and e.linear), None)
             block = _block(before, after)
             if block and not any(name in other for other in blocks for name in block):
                 blocks.append(block)
@@ -65,7 +71,7 @@ class Observed:
         for event in reversed(self.events[:index]):
             if event is None and runs:
                 break
-            if event is not None:
+            if event is not None and event.linear:
                 runs.insert(0, event)
         return runs
 
@@ -94,8 +100,9 @@ def observe(model: nn.Module, example: Inputs) -> Observed:
     token = _Tokens()
 
     def watch(name: str, kind: Kind) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            into = args[0]
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+            into = args[0] if args else kwargs["input"]
+            token.outputs.add(token.of(out))
             if kind in (Kind.CONV1D, Kind.CONV2D):
                 axes = 1 if kind is Kind.CONV1D else 2
                 sizes = tuple(tuple(x.shape[-axes:]) for x in (into, out))
@@ -104,7 +111,8 @@ def observe(model: nn.Module, example: Inputs) -> Observed:
                 sizes = ((max(1, tokens // batch), 1),) * 2
             assert isinstance(module.weight, Tensor)
             channels = (module.weight.shape[1], module.weight.shape[0])
-            seen.events.append(Run(name, sizes[0], sizes[1], token.of(into), channels))
+            read, linear = token.of(into), kind is Kind.LINEAR
+            seen.events.append(Run(name, sizes[0], sizes[1], read, channels, linear))
 
         return hook
 
@@ -112,23 +120,33 @@ def observe(model: nn.Module, example: Inputs) -> Observed:
     for name, module in model.named_modules():
         elastic = elastic_type(module)
         if elastic is not None:
-            hooks.append(module.register_forward_hook(watch(name, elastic.kind)))
-    training = model.training
+            hooks.append(module.register_forward_hook(watch(name, elastic.kind), with_kwargs=True))
     try:
-        with _AttentionEvents(seen):
-            call(model.eval(), example)
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConvertError(f"the model does not take the example: {line}") from error
+        with evaluating(model), _AttentionEvents(seen, token):
+            run_example(model, example)
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
     return seen
 
 
+def run_example(model: nn.Module, example: Inputs) -> Tensor:
+    """The output for a copy of the example: a model may work on its input in place."""
+    copied = tuple(value.clone() for value in tensors(example))
+    inputs: Inputs = copied[0] if isinstance(example, Tensor) else copied
+    if isinstance(example, Mapping):
+        inputs = dict(zip(example, copied, strict=True))
+    try:
+        return call(model, inputs)
+    except TRIPS as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        raise ConvertError(
+            f"the model does not take the example: {type(error).__name__}: {line}"
+        ) from error
+
+
 def observe_moments(
-    model: nn.Module, layers: Mapping[str, LayerSpec], batches: Iterable[Any]
+    model: nn.Module, layers: Mapping[str, LayerSpec], batches: Iterable[Inputs]
 ) -> dict[str, Tensor]:
     """E[a a^T] of what each weight is multiplied by, by the weight's name; `layers` by module name.
 
@@ -138,9 +156,10 @@ def observe_moments(
     counts: dict[str, int] = {}
 
     def watch(spec: LayerSpec) -> Any:
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        def hook(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            x = args[0] if args else kwargs["input"]
             rows_of = patches if spec.factorization is Factorization.SVD else channels_last
-            parts = torch.split(args[0], 1) if spec.convolution else (args[0],)  # patches are large
+            parts = torch.split(x, 1) if spec.convolution else (x,)  # patches are large
             for part in parts:
                 rows = rows_of(spec, part)
                 before = sums.get(spec.name)
@@ -152,8 +171,7 @@ def observe_moments(
 
     seen = False
     with torch.no_grad(), _hooked(model, {n: watch(spec) for n, spec in layers.items()}):
-        for batch in batches:
-            inputs, _ = split_batch(batch)
+        for inputs in batches:
             check_finite(inputs, "the calibration data")
             call(model, inputs)
             seen = True
@@ -164,7 +182,10 @@ def observe_moments(
 
 @contextmanager
 def _hooked(model: nn.Module, hooks: Mapping[str, Any]) -> Iterator[None]:
-    handles = [model.get_submodule(n).register_forward_pre_hook(h) for n, h in hooks.items()]
+    handles = [
+        model.get_submodule(n).register_forward_pre_hook(h, with_kwargs=True)
+        for n, h in hooks.items()
+    ]
     try:
         yield
     finally:
@@ -178,6 +199,7 @@ class _Tokens:
     def __init__(self) -> None:
         self.known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self.count = 0
+        self.outputs: set[int] = set()  # of layers
 
     def of(self, value: Tensor) -> int:
         known = self.known.get(id(value))
@@ -188,15 +210,17 @@ class _Tokens:
 
 
 class _AttentionEvents(TorchFunctionMode):
-    """Writes an event for every attention product and softmax."""
+    """Writes an event for every attention product, and softmax of more than a layer's output."""
 
-    def __init__(self, seen: Observed) -> None:
+    def __init__(self, seen: Observed, token: _Tokens) -> None:
         super().__init__()
-        self.seen = seen
+        self.seen, self.token = seen, token
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in ATTENTION and (not self.seen.events or self.seen.events[-1] is not None):
-            self.seen.events.append(None)
+            scored = args[0] if args else None
+            if not isinstance(scored, Tensor) or self.token.of(scored) not in self.token.outputs:
+                self.seen.events.append(None)
         return func(*args, **(kwargs or {}))

@@ -25,7 +25,8 @@ from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
 
 IR_VERSION = 10
 
-Stage = tuple[npt.NDArray[np.int8], Floats]
+Weight = npt.NDArray[np.int8] | Floats
+Stage = tuple[Weight, Floats]
 Ranges = Mapping[str, tuple[float, float]]
 
 
@@ -111,7 +112,9 @@ class Builder:
             }  # fmt: skip
         self.node("Conv", inputs, output, kernel_shape=list(stage[0].shape[2:]), **given)
 
-    def _weight(self, name: str, integers: npt.NDArray[np.int8], scale: Floats, axis: int) -> str:
+    def _weight(self, name: str, integers: Weight, scale: Floats, axis: int) -> str:
+        if integers.dtype == np.float32:
+            return self.constant(f"{name}/weight_float", np.ascontiguousarray(integers))
         codes = self.constant(f"{name}/weight", np.ascontiguousarray(integers))
         args = [codes, self.constant(f"{name}/weight_scale", scale)]
         return self.node("DequantizeLinear", args, f"{name}/weight_float", axis=axis)
@@ -168,7 +171,10 @@ def assemble(
             layer = elastic_layer(node)
             spec = artifact.entries[layer].spec
             stages = execution_stages(
-                artifact.stages(layer, profile.points[layer]), forms[layer], weight_bits
+                artifact.stages(layer, profile.points[layer]),
+                forms[layer],
+                weight_bits,
+                exact=ranges is None,
             )
             bias = inputs[1] if len(inputs) > 1 else None
             kind = elastic_kind(node, spec)
@@ -197,11 +203,19 @@ def quantized_inputs(graph: onnx.GraphProto, entries: Mapping[str, LayerEntry]) 
     return names
 
 
-def execution_stages(stored: list[Stage], form: Form, weight_bits: int) -> list[Stage]:
-    """The stages an engine multiplies by: as stored, or recomposed to one dense weight."""
+def execution_stages(
+    stored: Sequence[Stage], form: Form, weight_bits: int, *, exact: bool = False
+) -> list[Stage]:
+    """The stages an engine multiplies by: as stored, or recomposed to one dense weight.
+
+    A recomposed weight is rounded to int8 again; `exact` leaves it in float, for reference.
+    """
     if form is Form.DENSE and len(stored) > 1:
         weights = [w.astype(np.float64) * _rows(s, w.ndim) for w, s in stored]
-        stored = [quantize_rows(reduce(_compose, weights).astype(np.float32))]
+        dense = reduce(_compose, weights).astype(np.float32)
+        if exact:
+            return [(dense, np.ones(len(dense), dtype=np.float32))]
+        stored = [quantize_rows(dense)]
     return [_narrowed(stage, weight_bits) for stage in stored]
 
 

@@ -135,7 +135,7 @@ class LayerSpec:
     def stage_bits(self, bits: int) -> tuple[int, ...]:
         """The bits of each factored stage at a point of `bits`."""
         count = len(self.stage_shapes(1))
-        offsets = self.bit_offsets or (0,) * count
+        offsets = (*self.bit_offsets, *(0,) * count)
         return tuple(min(MAX_BITS, max(MIN_BITS, bits + extra)) for extra in offsets[:count])
 
     def forms(self, point: LayerPoint) -> tuple[Form, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from t3c.convert import LayerPlan, state_of, units
 from t3c.errors import DataError, SpecError, TrainError
-from t3c.nn.inputs import Inputs, call, split_batch
+from t3c.nn.inputs import Inputs, call, evaluating, split_batch
 from t3c.nn.masks import temperature_at
 from t3c.nn.view import at, elastic_weights, sort_
 from t3c.nn.weight import Relaxation
@@ -94,8 +94,6 @@ def fit(
     rng = np.random.default_rng(config.seed)
     torch.manual_seed(config.seed)
     generator = torch.Generator().manual_seed(config.seed)
-    training = model.training
-    model.eval()
     weights = elastic_weights(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -103,7 +101,7 @@ def fit(
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _ramp(step, config))
     history: dict[str, list[float]] = {term: [] for term in TERMS}
-    try:
+    with evaluating(model):
         for step, (inputs, target) in enumerate(_forever(batches, config.steps)):
             profile = sample_profile(state.plan.layers, rng)
             relaxation = _relaxation(step, config, generator)
@@ -137,8 +135,6 @@ def fit(
                 on_step(step, values)
         if config.masks:
             sort_(model)
-    finally:
-        model.train(training)
     return History({name: tuple(values) for name, values in history.items()})
 
 
