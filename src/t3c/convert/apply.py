@@ -83,6 +83,9 @@ def elasticize_(
         if STATE not in model.__dict__:
             restore_(model, replaced)
             restore_(model, rewritten)
+        else:
+            for name, module in {**rewritten, **replaced}.items():
+                model.get_submodule(name).train(module.training)
     return Report(plan, error)
 
 

@@ -137,7 +137,8 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
         reason = _reason_to_skip({n: named[n] for n in names}, observed, config)
         others = owners.get(id(named[names[0]].weight), set()) - set(names)
         if others:
-            reason = f"its weight is also that of {', '.join(sorted(others))}"
+            also = ", ".join(sorted(other or "the model itself" for other in others))
+            reason = f"its weight is also that of {also}"
         if reason:
             skipped += [(name, reason) for name in names]
             continue

@@ -204,10 +204,28 @@ def _hard_sigmoid(a: Attributes, x: Tensor) -> Tensor:
     return line.clamp(0, 1)
 
 
+def _argmax(a: Attributes, x: Tensor) -> Tensor:
+    return x.argmax(a.get("axis", 0), keepdim=bool(a.get("keepdims", 1)))
+
+
+def _gather_elements(a: Attributes, x: Tensor, index: Tensor) -> Tensor:
+    axis = a.get("axis", 0)
+    return x.gather(axis, torch.where(index < 0, index + x.shape[axis], index))
+
+
+def _pad(a: Attributes, x: Tensor, pads: Tensor, value: Tensor | None = None) -> Tensor:
+    if a.get("mode", b"constant") != b"constant":
+        raise EngineError(f"Pad in mode {a['mode']!r}")
+    before, after = pads.tolist()[: x.dim()], pads.tolist()[x.dim() :]
+    sides = [side for pair in zip(before[::-1], after[::-1], strict=True) for side in pair]
+    return F.pad(x, sides, value=0.0 if value is None else float(value))
+
+
 OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Abs": lambda a, x: x.abs(),
     "Add": lambda a, x, y: x + y,
     "And": lambda a, x, y: x & y,
+    "ArgMax": _argmax,
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm,
     "Cast": _cast,
@@ -225,6 +243,7 @@ OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "Gelu": _gelu,
     "Gemm": _gemm,
@@ -250,6 +269,7 @@ OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Not": lambda a, x: ~x,
     "Or": lambda a, x, y: x | y,
     "PRelu": lambda a, x, slope: torch.where(x < 0, slope * x, x),
+    "Pad": _pad,
     "Pow": lambda a, x, y: x**y,
     "QuantizeLinear": _quantize,
     "Range": _range,
@@ -264,6 +284,7 @@ OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Softmax": lambda a, x: x.softmax(dim=a.get("axis", -1)),
     "Softplus": lambda a, x: F.softplus(x),
     "Split": _split,
+    "Tile": lambda a, x, repeats: x.repeat(repeats.tolist()),
     "Sqrt": lambda a, x: x.sqrt(),
     "Squeeze": _squeeze,
     "Sub": lambda a, x, y: x - y,
