@@ -71,7 +71,9 @@ def albert() -> tuple[nn.Module, Inputs]:
 
 def convnext() -> tuple[nn.Module, Inputs]:
     """Depthwise kernels, stored factored and executed dense."""
-    config = transformers.ConvNextConfig(hidden_sizes=[32, 64], depths=[1, 1], num_labels=7)
+    config = transformers.ConvNextConfig(
+        num_stages=2, hidden_sizes=[32, 64], depths=[1, 1], num_labels=7
+    )
     return transformers.ConvNextForImageClassification(config), torch.randn(60, 3, 32, 64)
 
 

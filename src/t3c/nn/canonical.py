@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 from t3c.nn.view import replace_
 
+NESTED = "_t3c_nested"
+
 
 @contextmanager
 def canonical(model: nn.Module) -> Iterator[None]:
@@ -37,6 +39,9 @@ def canonicalize_(model: nn.Module) -> dict[str, nn.Module]:
         if new is not None:
             replaced[name] = module
             replace_(model, name, made.setdefault(id(module), new))
+    for encoder in _nesting(model) if replaced else ():
+        # Packed attentions alone take nested tensors; what is not padding comes out the same.
+        encoder.use_nested_tensor, encoder.__dict__[NESTED] = False, True
     return replaced
 
 
@@ -56,6 +61,13 @@ def restore_(model: nn.Module, replaced: dict[str, nn.Module]) -> None:
     """Put modules back where they were, the outermost last."""
     for name in sorted(replaced, key=lambda name: -name.count(".")):
         replace_(model, name, replaced[name])
+    for encoder in [m for m in model.modules() if m.__dict__.pop(NESTED, False)]:
+        encoder.use_nested_tensor = True  # type: ignore[assignment]
+
+
+def _nesting(model: nn.Module) -> list[nn.TransformerEncoder]:
+    encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder)]
+    return [encoder for encoder in encoders if encoder.use_nested_tensor]
 
 
 @torch.enable_grad()
