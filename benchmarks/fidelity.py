@@ -15,7 +15,7 @@ from t3c.artifact.folder import write_atomic
 from t3c.errors import T3CError
 from t3c.experiments.fidelity import curve, subjects
 from t3c.experiments.figures import Figure, finish
-from t3c.experiments.quantizers import compare
+from t3c.experiments.quantizers import by_bits, compare
 from t3c.report.fidelity import fidelity_picture
 
 OUT = Path("out/bench-fidelity.json")
@@ -46,7 +46,8 @@ def main() -> int:
     write_atomic(options.picture, fidelity_picture(ranks).encode())
     figures = [Figure("data_aware.points_worse_than_plain", worse(ranks), 0)]
     figures += nested_figures(quantizers)
-    return finish(OUT, figures, {"ranks": ranks, "quantizers": quantizers})
+    tables = {"ranks": ranks, "quantizers": quantizers, "bits": by_bits(quantizers)}
+    return finish(OUT, figures, tables)
 
 
 def worse(rows: list[dict[str, Any]]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -74,6 +74,17 @@ def compare(subject: Subject, say: Say) -> list[dict[str, Any]]:
     for kind in Fp8:
         rows.append(_row(subject, f"fp8 {kind}", 8, _always(partial(_fp8, kind)), say))
     return rows
+
+
+def by_bits(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a quantizer of a model, its fidelity in columns."""
+    table: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = row["model"], row["quantizer"]
+        start = {"model": row["model"], "measure": row["measure"], "quantizer": row["quantizer"]}
+        mine = table.setdefault(key, start | {f"{bits} bits": "" for bits in BITS})
+        mine[f"{row['bits']} bits"] = row["value"]
+    return list(table.values())
 
 
 Chosen = Callable[[str, Tensor], Tensor]  # of a layer's name and weight

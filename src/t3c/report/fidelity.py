@@ -30,7 +30,7 @@ def fidelity_picture(rows: Sequence[Row]) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"{row['model']}: {row['measure']} ({row['samples']:,} samples)"
+    return f"{row['model']} ({row['samples']:,} samples)"
 
 
 def _series(rows: Sequence[Row], axis: str) -> list[Series]:
@@ -60,7 +60,7 @@ def _value(row: Row) -> float:
 def _y_axis(rows: Sequence[Row], series: Sequence[Series]) -> Axis:
     values = [point.y for one in series for point in one.points]
     if rows[0]["measure"] != "perplexity":
-        return Axis.around("agreement", values)
+        return Axis.around(rows[0]["measure"], values)
     low, high = math.floor(min(values)), math.ceil(max(values))
     ticks = [(float(t), f"{10**t:,}") for t in range(low, high + 1)]
     return Axis("perplexity", low, high, ticks)

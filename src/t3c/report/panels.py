@@ -12,10 +12,9 @@ text { font-family: system-ui, sans-serif; fill: #222; }
 .tick { font-size: 13px; } .title { font-size: 14px; } .name { font-size: 17px; font-weight: 600; }
 .label { font-size: 12px; } .mid { text-anchor: middle; } .end { text-anchor: end; }
 .grid { stroke: #ddd; } .axis { stroke: #444; }
-.line { fill: none; stroke-width: 2; } .span { stroke-width: 2; }
-circle, rect, polygon { stroke: none; }
 .plain { fill: #b3590b; stroke: #b3590b; } .aware { fill: #0b62a4; stroke: #0b62a4; }
 .bits { fill: #4a7a2a; stroke: #4a7a2a; }
+.line { fill: none; stroke-width: 2; } .span { stroke-width: 2; }
 """
 HEAD, KEY = 34, 34
 
