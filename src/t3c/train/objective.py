@@ -49,8 +49,9 @@ def budget(weights: Mapping[str, ElasticWeight], points: Mapping[str, LayerPoint
         if weight.spec.stored_dense(points[name]):
             continue
         kept = prefix(weight.stored_stages(), weight.spec.stage_shapes(points[name].rank))
-        lost = (compose(kept) - weight.dense).square().sum()
-        total = total + full[name] * lost / weight.dense.square().sum().clamp_min(1e-12)
+        dense = weight.dense.detach()  # the full view is not to be made easy to factor
+        lost = (compose(kept) - dense).square().sum()
+        total = total + full[name] * lost / dense.square().sum().clamp_min(1e-12)
     return total / max(1, sum(full.values()))
 
 
