@@ -7,10 +7,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from t3c.control.knapsack import allocations
-from t3c.control.menu import Option, chain, menu
+from t3c.control.menu import Option, chain
 from t3c.control.profiles import NAMES, pick_profiles
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import LayerPoint, Menu
 
 
 @st.composite
@@ -27,7 +27,7 @@ def option_grids(draw: st.DrawFn) -> list[Option]:
 @given(option_grids())
 def test_a_menu_is_a_chain_of_rising_cost_and_falling_drift(options: list[Option]) -> None:
     found = chain(options)
-    assert len(menu(found)) == len(found)
+    assert len(Menu(tuple(option.point for option in found))) == len(found)
     costs, drifts = [o.cost for o in found], [o.squared_drift for o in found]
     assert costs == sorted(set(costs))
     assert drifts == sorted(set(drifts), reverse=True)

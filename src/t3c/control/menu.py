@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint, Menu
+from t3c.spec import LayerPoint
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,3 @@ def _leads(below: Option, above: Option) -> bool:
     """Whether `above` may follow `below` in a chain."""
     rises = below.cost < above.cost and below.squared_drift > above.squared_drift
     return rises and below.point <= above.point
-
-
-def menu(options: Sequence[Option]) -> Menu:
-    """The points of a chain of options."""
-    return Menu(tuple(option.point for option in options))

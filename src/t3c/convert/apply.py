@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -138,10 +139,7 @@ def _moments(model: nn.Module, layers: list[LayerPlan], data: Iterable[Any]) -> 
 def _moment_side(spec: LayerSpec) -> int:
     if spec.factorization is not Factorization.SVD:
         return spec.in_channels
-    side = 1
-    for length in spec.dense_shape[1:]:
-        side *= length
-    return side
+    return prod(spec.dense_shape[1:])
 
 
 def _replace_layer_(

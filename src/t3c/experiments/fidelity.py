@@ -31,7 +31,6 @@ class Subject:
 
     name: str
     measure: str
-    better: str  # "higher" or "lower"
     samples: int
     model: nn.Module
     calibration: Sequence[Inputs]
@@ -105,7 +104,7 @@ def _resnet50(calibration: int = 200, samples: int = 200) -> Subject:
         return float((outputs(view, test).argmax(-1) == wanted).float().mean())
 
     batches = list(batches_of(images, 25))
-    return Subject("resnet-50", "top-1 agreement", "higher", samples, model, batches, agreement)
+    return Subject("resnet-50", "top-1 agreement", samples, model, batches, agreement)
 
 
 def _minilm(calibration: int = 250, samples: int = 500) -> Subject:
@@ -122,7 +121,7 @@ def _minilm(calibration: int = 250, samples: int = 500) -> Subject:
 
     batches = list(batches_of(known, 50))
     name = f"agreement on the nearest of {calibration} sentences"
-    return Subject("minilm-l6", name, "higher", samples, model, batches, agreement)
+    return Subject("minilm-l6", name, samples, model, batches, agreement)
 
 
 def _pooled(model: nn.Module, sentences: Inputs) -> Tensor:
@@ -143,4 +142,4 @@ def _stories15m(calibration: int = 64, windows: int = 32, length: int = 256) -> 
 
     count = windows * (length - 1)
     batches = list(batches_of(known, 8))
-    return Subject("stories15m", "perplexity", "lower", count, model, batches, perplexity)
+    return Subject("stories15m", "perplexity", count, model, batches, perplexity)

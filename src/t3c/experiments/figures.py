@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,8 +38,6 @@ class Figure:
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    import os
-
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": cpu_name(),
