@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost docs
 
 setup: $(STAMP)
 
@@ -35,6 +35,9 @@ bench-convert: setup
 
 bench-fidelity: setup
 	$(BIN)/python benchmarks/fidelity.py
+
+bench-cost: setup
+	$(BIN)/python benchmarks/cost.py
 
 docs: setup
 	$(BIN)/python benchmarks/docs.py

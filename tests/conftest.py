@@ -17,12 +17,18 @@ from t3c.artifact.folder import write_atomic
 from t3c.artifact.graph import to_onnx
 from t3c.convert import elasticize_
 from t3c.exporter import ExportConfig, Exported, export
+from t3c.runtime.calibrate import CalibrationConfig
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
 
 # A busy machine is no finding, and two runs agree.
 hypothesis.settings.register_profile("t3c", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("t3c")
+
+
+def quick(rounds: int) -> CalibrationConfig:
+    """A calibration that measures little, on a machine that may be busy."""
+    return CalibrationConfig(rounds=rounds, grid=6, grid_rounds=2, busy=True, starts=False)
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
     elasticize_(model, digits.train[0][:2], calibration=digits.loader(64))
     fit(model, digits.loader(32), TrainConfig(steps=20))
     exported = export(
-        model, folder / "small.t3c", [digits.calibration], ExportConfig(rounds=30),
+        model, folder / "small.t3c", [digits.calibration], ExportConfig(calibration=quick(30)),
         image=IMAGE, classes=CLASSES,
     )  # fmt: skip
     test, labels = (t.numpy() for t in digits.test)

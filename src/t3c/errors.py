@@ -10,6 +10,7 @@ T3CError
 │   ├── CorruptError     a hash, a length or a structure is wrong
 │   └── VersionError     a schema this version does not read
 ├── EngineError          an engine that is unknown, missing or cannot run a graph
+├── DisturbedError       the machine is too busy to be measured
 └── MissingExtraError    an optional dependency is not installed
 """
 
@@ -52,6 +53,10 @@ class VersionError(ArtifactError):
 
 class EngineError(T3CError):
     """An engine that is unknown, missing or cannot run a graph."""
+
+
+class DisturbedError(T3CError):
+    """The machine is too busy to be measured."""
 
 
 class MissingExtraError(T3CError, ImportError):

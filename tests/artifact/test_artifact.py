@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import Made
+from conftest import Made, quick
 from t3c.artifact import folder
 from t3c.artifact.folder import MANIFEST, recover, staged, write_atomic
 from t3c.artifact.manifest import CONTENT, DENSE, FACTORS, GRAPH, LayerEntry
@@ -331,7 +331,7 @@ def test_a_full_disk(made: Made, tmp_path: Path) -> None:
         with staged(final) as staging:
             fill(staging, "old")
         with pytest.raises(ArtifactError, match=r"cannot be written: .*No space left"):
-            export(made.model, final, [made.digits.calibration], ExportConfig(rounds=1))
+            export(made.model, final, [made.digits.calibration], ExportConfig(calibration=quick(1)))
         with pytest.raises(ArtifactError, match="No space left"):
             write_atomic(final / "ledger.json", b"x" * 100_000)
         assert (final / MANIFEST).read_text() == "old"

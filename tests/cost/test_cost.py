@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t3c.cost.proxy import FEATURES, features, fit_proxy
+from t3c.cost.proxy import FEATURES, PROXIES, best_constant, features, fit_proxy, judge, mape, refit
 from t3c.cost.work import layer_work, stored_bytes
 from t3c.errors import SpecError
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile
@@ -58,11 +58,67 @@ def test_proxy_recovers_a_device_it_can_express(seed: int) -> None:
     truth[0] = 0.5
     rows = [np.concatenate([[1.0], rng.uniform(0, 3, len(FEATURES) - 1)]) for _ in range(40)]
     times = [float(row @ truth) for row in rows]
-    proxy = fit_proxy(rows[:30], times[:30], rows[30:], times[30:])
+    proxy = judge(fit_proxy(rows[:30], times[:30]), rows[30:], times[30:], times[:30])
     assert all(value >= 0 for value in proxy.coefficients.values())
     assert proxy.mape is not None
     assert proxy.mape < 1e-3
     assert (proxy.fitted, proxy.held_out) == (30, 10)
+
+
+def test_a_proxy_uses_only_what_it_is_given() -> None:
+    rng = np.random.default_rng(0)
+    rows = [np.concatenate([[1.0], rng.uniform(0.1, 3, len(FEATURES) - 1)]) for _ in range(30)]
+    times = [float(row.sum()) for row in rows]
+    for name, use in PROXIES.items():
+        used = {k for k, v in fit_proxy(rows, times, use).coefficients.items() if v}
+        assert used <= set(use), name
+    both = [judge(fit_proxy(rows, times, PROXIES[n]), rows, times).mape for n in PROXIES]
+    assert min(both) == both[0] < 1e-6  # only the hybrid can express this device
+
+
+@given(st.integers(0, 1000), st.floats(0.2, 5), st.floats(0.2, 5))
+@settings(max_examples=30)
+def test_three_points_carry_a_proxy_to_another_device(
+    seed: int, compute: float, memory: float
+) -> None:
+    """A device that computes and moves at other speeds is met better than by the proxy as it is."""
+    rng = np.random.default_rng(seed)
+    truth = rng.uniform(0.1, 2, len(FEATURES))
+    size = rng.uniform(0.2, 3, 12)
+    rows = [np.concatenate([[1.0], s * rng.uniform(0.5, 1.5, len(FEATURES) - 1)]) for s in size]
+    proxy = fit_proxy(rows, [float(row @ truth) for row in rows])
+    speeds = np.array([compute if name.endswith(".gflop") else memory for name in FEATURES])
+    there = [float(row @ (proxy.vector * speeds)) for row in rows]
+    fitted = refit(proxy, rows[:3], there[:3])
+    assert all(value >= 0 for value in fitted.coefficients.values())
+    before = judge(proxy, rows[3:], there[3:]).mape
+    after = judge(fitted, rows[3:], there[3:]).mape
+    assert before is not None
+    assert after is not None
+    assert after <= max(before, 1e-9)
+    if compute == memory:
+        assert after < 1e-6
+
+
+def test_a_refit_needs_a_cost_to_scale() -> None:
+    rows = [np.ones(len(FEATURES))]
+    with pytest.raises(SpecError, match="no cost"):
+        refit(fit_proxy(rows, [1.0]).__class__({}, 1), rows, [1.0])
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=30))
+def test_no_constant_beats_the_best_constant(values: list[float]) -> None:
+    truth = np.array(values)
+    best = mape(np.full_like(truth, best_constant(values)), truth)
+    for other in values:
+        assert best <= mape(np.full_like(truth, other), truth) + 1e-12
+
+
+def test_bad_measurements_are_refused() -> None:
+    row = np.ones(len(FEATURES))
+    for times in ([0.0], [float("nan")], [-1.0], [1.0, 2.0]):
+        with pytest.raises(SpecError):
+            fit_proxy([row], times)
 
 
 def test_proxy_says_nothing_of_what_it_was_not_tested_on() -> None:

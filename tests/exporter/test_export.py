@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import t3c
-from conftest import Made
+from conftest import Made, quick
 from t3c.artifact.devices import LayerTiming
 from t3c.artifact.reader import Artifact
 from t3c.convert import LayerPlan, elasticize_, state_of
@@ -64,7 +64,7 @@ def test_forms_are_the_faster_ones(
         made.model,
         tmp_path / "a.t3c",
         [made.digits.calibration],
-        ExportConfig(rounds=2, worst_drift=1.0),
+        ExportConfig(calibration=quick(2), worst_drift=1.0),
     )
     assert all(p.engine < 0.02 for p in exported.parity)
     runtime = t3c.load(tmp_path / "a.t3c")
@@ -114,7 +114,7 @@ def test_linear_layers_over_tokens_and_several_inputs(tmp_path: Path) -> None:
     model = Transformer().eval()
     x, y = torch.randn(90, 12, 64), torch.randn(90, 12, 64)
     elasticize_(model, (x[:2], y[:2]))
-    config = ExportConfig(rounds=5, worst_drift=1.0, delta=0.1)
+    config = ExportConfig(calibration=quick(5), worst_drift=1.0, delta=0.1)
     export(model, tmp_path / "t.t3c", [((x, y), torch.zeros(90))], config)
     rt = t3c.load(tmp_path / "t.t3c")
     assert [entry.name for entry in rt.inputs] == ["input0", "input1"]
@@ -154,7 +154,7 @@ def test_parts_of_networks_on_the_engine_they_were_exported_for(
     torch.manual_seed(0)
     model, x = Parts().eval(), torch.randn(60, 3, 12, 20)
     elasticize_(model, x[:1])
-    config = ExportConfig(engine=engine, rounds=2, worst_drift=1.0, delta=0.1)
+    config = ExportConfig(engine=engine, calibration=quick(2), worst_drift=1.0, delta=0.1)
     exported = export(model, tmp_path / "p.t3c", DataLoader(TensorDataset(x), 16), config)
     assert all(p.engine < 0.02 for p in exported.parity)
     rt = t3c.load(tmp_path / "p.t3c", engine)
@@ -171,7 +171,7 @@ def test_operations_the_reference_does_not_have_are_named_before_any_work(tmp_pa
     elasticize_(model, x[:2])
     said: list[str] = []
     with pytest.raises(ConvertError, match="the model uses ConvTranspose"):
-        export(model, tmp_path / "a.t3c", [x], ExportConfig(rounds=1), say=said.append)
+        export(model, tmp_path / "a.t3c", [x], ExportConfig(calibration=quick(1)), say=said.append)
     assert said == ["tracing the model"]
 
 
@@ -198,7 +198,7 @@ def test_exports_that_cannot_be(made: Made, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be written"):
         export(made.model, tmp_path / "file" / "a.t3c", [digits.calibration])
     assert not path.exists()
-    for wrong in ({"delta": 0.0}, {"size_weight": 1.0}, {"worst_drift": 0.0}, {"rounds": 0}):
+    for wrong in ({"delta": 0.0}, {"size_weight": 1.0}, {"worst_drift": 0.0}, {"profiles": 0}):
         with pytest.raises(SpecError):
             ExportConfig(**wrong)  # type: ignore[arg-type]
 
@@ -214,6 +214,6 @@ def test_an_export_that_fails_leaves_the_artifact_that_was_there(
 
     monkeypatch.setattr("t3c.exporter.evidence.certify", explode)
     with pytest.raises(RuntimeError, match="out of luck"):
-        export(broken, copied, [made.digits.calibration], ExportConfig(rounds=2))
+        export(broken, copied, [made.digits.calibration], ExportConfig(calibration=quick(2)))
     assert Artifact(copied).content == before
     assert [p.name for p in copied.parent.iterdir()] == [copied.name]

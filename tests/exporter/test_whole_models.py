@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import t3c
+from conftest import quick
 from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import Inputs, call, select, tensors
@@ -114,7 +115,10 @@ def test_from_a_model_to_answers_on_every_engine(
     assert report.error < 1e-4
     assert any(len(layer.ranks) > 1 for layer in report.converted)
     exported = export(
-        model, tmp_path / "m.t3c", [samples], ExportConfig(rounds=3, worst_drift=1.0, delta=0.1)
+        model,
+        tmp_path / "m.t3c",
+        [samples],
+        ExportConfig(calibration=quick(3), worst_drift=1.0, delta=0.1),
     )
     assert len(exported.profiles) >= 2
     few = select(samples, slice(0, 3))

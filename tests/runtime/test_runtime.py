@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,11 @@ from t3c.certify.drift import relative_drift
 from t3c.errors import DataError, EngineError, SpecError
 from t3c.nn import at
 from t3c.runtime.assemble import activation_grid, assemble
-from t3c.runtime.audit import audit
+from t3c.runtime.audit import audit, over
 from t3c.runtime.engines import ENGINES, open_engine
 from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.runtime import Runtime, load
-from t3c.spec import Budget, Form
+from t3c.spec import Budget, Form, Latency
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_graphs_are_int8_qdq_that_onnx_accepts(rt: Runtime) -> None:
 
 def test_budgets_choose_and_certificates_come_along(made: Made, rt: Runtime) -> None:
     x = samples(made, 1)
-    fastest = rt.candidates[0].latency_ms
+    fastest = rt.candidates[0].latency_ms()
     assert fastest is not None
     y = rt(x, budget=Budget(size_mb=rt.candidates[1].size_mb))
     assert rt.profile == rt.candidates[1].profile
@@ -186,11 +187,38 @@ def test_a_device_that_was_not_calibrated_says_so(made: Made, copied: Path) -> N
 
 def test_the_audit_finds_no_violation_and_would_find_one(made: Made) -> None:
     runtime = load(made.artifact)
-    found = audit(runtime, 200, rounds=20)
+    labelled = (samples(made, 50), made.digits.test[1][:50].numpy())
+    found = audit(runtime, 200, rounds=20, data=labelled, busy=True)
     assert found.monotone_violations == 0
+    assert set(found.monotone.values()) == {0}
     assert found.speed is not None
+    assert found.accuracy.keys() == found.live.keys()
+    assert found.over["p50"] == pytest.approx(found.budget_violations / found.reachable)
     runtime.candidates = runtime.candidates[::-1]
-    assert audit(runtime, 200, rounds=5).monotone_violations > 0
+    broken = audit(runtime, 200, rounds=5, busy=True)
+    assert broken.monotone_violations > 0
+    assert broken.monotone["rank_and_bits"] > 0
+
+
+def test_the_audit_counts_budgets_that_were_missed(made: Made) -> None:
+    runtime = load(made.artifact)
+    assert runtime.table is not None
+    slower = {
+        name: Latency(t.p50 * 100, t.p90 * 100, t.p99 * 100, t.ci95, 9)
+        for name, t in runtime.table.profiles.items()
+    }
+    faster = {
+        name: Latency(t.p50 / 100, t.p90 / 100, t.p99 / 100, t.ci95, 9)
+        for name, t in runtime.table.profiles.items()
+    }
+    live = runtime.table.profiles
+    most = max(t.p50 for t in live.values())
+    pairs = [Budget(latency_ms=float(ms)) for ms in np.geomspace(most, 500 * most, 20)]
+    runtime.candidates = [replace(c, latency=slower[c.profile]) for c in runtime.candidates]
+    assert over(runtime, pairs, live, "p50") == 0  # a table that is too careful misses nothing
+    runtime.candidates = [replace(c, latency=faster[c.profile]) for c in runtime.candidates]
+    tight = Budget(latency_ms=min(t.p50 for t in live.values()) * 1.0001)
+    assert over(runtime, [tight], live, "p50") == 1
 
 
 def test_a_replaced_artifact_does_not_mix_with_the_loaded_one(made: Made, copied: Path) -> None:

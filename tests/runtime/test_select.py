@@ -4,13 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t3c.runtime.select import Candidate, select
-from t3c.spec import Budget
+from t3c.runtime.select import Candidate, explain, select
+from t3c.spec import Budget, Latency
+
+
+def ms(p50: float, p90: float | None = None) -> Latency:
+    p90 = p50 if p90 is None else p90
+    return Latency(p50, p90, p90, (p50, p50), 9)
+
 
 CHAIN = [
-    Candidate("tiny", 1.0, 1.0, None, 0.4),
-    Candidate("med", 2.0, 2.0, None, 0.2),
-    Candidate("max", 3.0, 4.0, None, 0.05),
+    Candidate("tiny", ms(1.0, 2.2), 1.0, None, 0.4),
+    Candidate("med", ms(2.0, 2.5), 2.0, None, 0.2),
+    Candidate("max", ms(3.0, 4.0), 4.0, None, 0.05),
 ]
 
 
@@ -49,7 +55,7 @@ def test_when_nothing_fits() -> None:
 
 
 def test_where_nothing_is_certified() -> None:
-    bare = [Candidate(c.profile, c.latency_ms, c.size_mb, None, None) for c in CHAIN]
+    bare = [Candidate(c.profile, c.latency, c.size_mb, None, None) for c in CHAIN]
     assert select(bare, Budget(latency_ms=2.5)).profile == "med"
     found = select(bare, Budget(drift=0.9))
     assert found.profile == "max"
@@ -66,9 +72,11 @@ def chains(draw: st.DrawFn) -> list[Candidate]:
     columns = [
         sorted(draw(st.lists(st.floats(0.1, 10), min_size=count, max_size=count))) for _ in range(2)
     ]
-    times = draw(st.lists(st.floats(0.1, 10), min_size=count, max_size=count))
+    pairs = st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)).map(sorted)
+    times = draw(st.lists(pairs, min_size=count, max_size=count))
+    guards = draw(st.lists(st.floats(0, 0.5), min_size=count, max_size=count))
     return [
-        Candidate(str(i), times[i], columns[0][i], None, columns[1][count - 1 - i])
+        Candidate(str(i), ms(*times[i]), columns[0][i], None, columns[1][count - 1 - i], guards[i])
         for i in range(count)
     ]
 
@@ -78,7 +86,7 @@ caps = st.none() | st.floats(0.1, 10)
 
 @given(
     chains(), st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 5), st.floats(0, 5),
-    st.booleans(), caps,
+    st.booleans(), caps, st.sampled_from([("p90", "p90"), ("p50", "p50"), ("p99", "p50")]),
 )  # fmt: skip
 def test_more_budget_never_drifts_more(
     chain: list[Candidate],
@@ -88,10 +96,12 @@ def test_more_budget_never_drifts_more(
     room: float,
     drop: bool,
     cap: float | None,
+    quantiles: tuple[str, str],
 ) -> None:
     """Whether or not anything meets the tighter limits, a limit is dropped, or a cap is named."""
-    tight = Budget(latency, size, drift=cap)
-    loose = Budget(None if drop else latency + more, size + room, drift=cap)
+    tight = Budget(latency, size, drift=cap, quantile=quantiles[0])
+    loose = Budget(None if drop else latency + more, size + room, drift=cap, quantile=quantiles[1])
+    assert tight <= loose
     a, b = (select(chain, budget).profile for budget in (tight, loose))
     drift = {c.profile: c.drift for c in chain}
     assert drift[b] <= drift[a]
@@ -104,3 +114,31 @@ def test_a_kept_cap_is_kept(cap: float) -> None:
     found = next(c for c in CHAIN if c.profile == chosen(drift=cap))
     assert found.drift is not None
     assert found.drift <= cap
+
+
+def test_a_limit_is_of_the_quantile_asked_for() -> None:
+    assert chosen(latency_ms=2.3) == "med"
+    assert select(CHAIN, Budget(latency_ms=2.3, quantile="p90")).profile == "tiny"
+    assert not Budget(latency_ms=2) <= Budget(latency_ms=2, quantile="p90")
+
+
+def test_the_guard_is_kept_free() -> None:
+    guarded = [Candidate(c.profile, c.latency, c.size_mb, None, c.drift, 0.1) for c in CHAIN]
+    assert select(guarded, Budget(latency_ms=2.19)).profile == "tiny"
+    assert select(guarded, Budget(latency_ms=2.21)).profile == "med"
+
+
+def test_every_profile_is_explained() -> None:
+    told = explain(CHAIN, Budget(latency_ms=2.5, energy_mj=1), "tiny")
+    assert told["max"] == (
+        "latency 3 ms (p50 and 0.0% guard) over 2.5; its energy is not known here"
+    )
+    told = explain(CHAIN, Budget(latency_ms=2.5), "med")
+    assert told == {
+        "tiny": "within the limits, but med drifts less",
+        "med": "chosen",
+        "max": "latency 3 ms (p50 and 0.0% guard) over 2.5",
+    }
+    told = explain(CHAIN, Budget(drift=0.3), "med")
+    assert told["tiny"] == "tiny may drift up to 0.4, over the cap 0.3"
+    assert told["max"] == "med is preferred"

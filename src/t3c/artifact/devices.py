@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import Field
 
 from t3c.artifact.manifest import Record
 from t3c.cost.proxy import Proxy
-from t3c.spec import Certificate, Form, Latency, LayerPoint, LayerSpec
+from t3c.measure.quiet import Conditions
+from t3c.spec import Certificate, Factorization, Form, Latency, LayerPoint, LayerSpec
+
+Group = tuple[str, ...]
+MEASURED = "measured"
+LEAST_GUARD = 0.02  # of a latency: what a machine moves by that nobody touches
+WORTH = 0.97  # of the time apart, from which on a group of layers runs together
 
 
 class Device(Record):
@@ -32,6 +41,11 @@ class Device(Record):
         digest = hashlib.sha256(f"{self.cpu}/{self.engine_version}".encode()).hexdigest()[:8]
         return f"{self.engine}-{self.threads}t-{digest}"
 
+    @property
+    def title(self) -> str:
+        """What to call it in a sentence."""
+        return f"{self.cpu}, {self.engine}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
 
 class LayerTiming(Record):
     """Measured time of one layer point's rank, in each form, in milliseconds."""
@@ -41,21 +55,87 @@ class LayerTiming(Record):
     ms: dict[Form, float]
 
 
+class GroupTiming(Record):
+    """Measured time of layers that read one input, as one product and each by itself."""
+
+    layers: Group
+    ranks: tuple[int, ...]
+    form: Form
+    together_ms: float
+    apart_ms: float
+
+
+class GridRow(Record):
+    """One measured profile of the grid a proxy is fitted and judged on."""
+
+    features: dict[str, float]
+    ms: float = Field(gt=0)
+    held_out: bool
+    energy_mj: float | None = None
+
+
+class Start(Record):
+    """What a profile takes before it is warm, and the memory it needs then.
+
+    `cold_ms` is from opening the artifact to the first answer in a process of its own,
+    `peak_bytes` what that process grew by, `activation_bytes` the most that tensors between the
+    layers hold at once.
+    """
+
+    cold_ms: float
+    peak_bytes: int | None
+    activation_bytes: int | None
+
+
 class DeviceTable(Record):
-    """Everything calibrated on one device."""
+    """Everything calibrated on one device.
+
+    `forms` are those each profile was timed in. `source` says how its times were come by: by
+    measurement, or some of them by another device's proxy, whose relative `error` is then known
+    or None.
+    """
 
     content: str
     device: Device
-    layers: tuple[LayerTiming, ...]
+    layers: tuple[LayerTiming, ...] = ()
+    groups: tuple[GroupTiming, ...] = ()
     profiles: dict[str, Latency]
-    proxy: Proxy | None = None
-    energy: str = "unavailable"
+    forms: dict[str, dict[str, Form]] = Field(default_factory=dict)
+    starts: dict[str, Start] = Field(default_factory=dict)
+    grid: tuple[GridRow, ...] = ()
+    proxies: dict[str, Proxy] = Field(default_factory=dict)
+    energy: str = "unavailable: not measured"
+    energy_mj: dict[str, float] = Field(default_factory=dict)
+    energy_proxy: Proxy | None = None
+    conditions: Conditions | None = None
+    source: str = MEASURED
+    error: float | None = None
 
-    def forms(
-        self, specs: Mapping[str, LayerSpec], points: Mapping[str, LayerPoint]
-    ) -> dict[str, Form]:
-        """The form of each layer at its point: whichever the table says is faster."""
-        return choose_forms(self.layers, specs, points)
+    @property
+    def measured(self) -> bool:
+        """Whether all its times were measured on the device itself."""
+        return self.source == MEASURED
+
+    def guard(self, profile: str) -> float:
+        """What to add to a profile's times, as a share, before they are held against a limit."""
+        moved = 2 * self.profiles[profile].spread
+        return max(LEAST_GUARD, moved, self.error or 0.0)
+
+    @property
+    def proxy(self) -> Proxy | None:
+        """The hybrid proxy of this device."""
+        return self.proxies.get("hybrid")
+
+    def grouped(self, points: Mapping[str, LayerPoint], forms: Mapping[str, Form]) -> list[Group]:
+        """The groups of layers that run faster as one product at these points."""
+        measured = {(g.layers, g.ranks, g.form): g for g in self.groups}
+        found = []
+        for layers in dict.fromkeys(g.layers for g in self.groups):
+            ranks = tuple(points[name].rank for name in layers)
+            timing = measured.get((layers, ranks, forms[layers[0]]))
+            if timing and timing.together_ms <= WORTH * timing.apart_ms:
+                found.append(layers)
+        return found
 
 
 class Ledger(Record):
@@ -67,22 +147,48 @@ class Ledger(Record):
     entries: tuple[Certificate, ...]
 
 
+@dataclass(frozen=True)
+class FormChoice:
+    """The form a layer point runs in, and why."""
+
+    form: Form
+    reason: str
+
+
+def explain_forms(
+    timings: tuple[LayerTiming, ...],
+    specs: Mapping[str, LayerSpec],
+    points: Mapping[str, LayerPoint],
+) -> dict[str, FormChoice]:
+    """Factored where it is measured no slower than dense; dense at full rank, as stored."""
+    table = {(t.layer, t.rank): t.ms for t in timings}
+    return {
+        name: _choice(specs[name], point, table.get((name, point.rank), {}))
+        for name, point in points.items()
+    }
+
+
 def choose_forms(
     timings: tuple[LayerTiming, ...],
     specs: Mapping[str, LayerSpec],
     points: Mapping[str, LayerPoint],
 ) -> dict[str, Form]:
-    """Factored where it is measured no slower than dense; dense at full rank, as stored."""
-    table = {(t.layer, t.rank): t.ms for t in timings}
-    forms = {}
-    for name, point in points.items():
-        if Form.FACTORED not in specs[name].forms(point):
-            forms[name] = Form.DENSE
-            continue
-        ms = table.get((name, point.rank), {})
-        slower = ms.get(Form.FACTORED, 0.0) > ms.get(Form.DENSE, float("inf"))
-        forms[name] = Form.DENSE if slower else Form.FACTORED
-    return forms
+    """The form of each layer at its point."""
+    return {n: choice.form for n, choice in explain_forms(timings, specs, points).items()}
+
+
+def _choice(spec: LayerSpec, point: LayerPoint, ms: Mapping[Form, float]) -> FormChoice:
+    if spec.factorization is Factorization.NONE:
+        return FormChoice(Form.DENSE, "elastic in bits alone")
+    if spec.stored_dense(point):
+        return FormChoice(Form.DENSE, "full rank: stored dense")
+    if Form.FACTORED not in spec.forms(point):
+        return FormChoice(Form.DENSE, "its channels come in groups: factors save bytes, not work")
+    factored, dense = ms.get(Form.FACTORED), ms.get(Form.DENSE)
+    if factored is None or dense is None:
+        return FormChoice(Form.FACTORED, "not timed on this device")
+    times = f"factored {factored:.3f} ms, dense {dense:.3f} ms"
+    return FormChoice(Form.FACTORED if factored <= dense else Form.DENSE, times)
 
 
 def forms_key(forms: Mapping[str, Form], weight_bits: int) -> str:

@@ -36,7 +36,7 @@ def staged(final: Path) -> Iterator[Path]:
     final = final.resolve()
     with writing(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(final):
+    with locked(final):
         staging = _beside(final, f"{os.getpid()}.partial")
         with writing(final):
             _restore(final)
@@ -59,7 +59,7 @@ def recover(final: Path) -> None:
     final = final.resolve()
     if final.exists() or not _beside(final, "previous").exists():
         return
-    with _locked(final), writing(final):
+    with locked(final), writing(final):
         _restore(final)
 
 
@@ -81,7 +81,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def _locked(final: Path) -> Iterator[None]:
+def locked(final: Path) -> Iterator[None]:
+    """Keep other writers of a file or folder out; one that is there already is an error."""
     lock = _beside(final, "lock")
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:

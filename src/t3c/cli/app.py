@@ -60,7 +60,7 @@ def need(module: str, extra: str) -> None:
 @contextmanager
 def progress() -> Iterator[Progress]:
     columns = (TextColumn("  {task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield progress
 
 

@@ -1,4 +1,4 @@
-"""`t3c inspect | run | bench | audit | report`: what is done with an artifact."""
+"""`t3c inspect | run | bench | report`: what is done with an artifact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from t3c.cli.app import (
 )
 from t3c.errors import DataError
 from t3c.report.terminal import answer_json, cell, explain_choice, print_variants, summarize
-from t3c.runtime.audit import audit as run_audit
 from t3c.runtime.reading import read_input
 from t3c.runtime.runtime import load
 from t3c.spec import Budget
@@ -64,18 +63,19 @@ def run(
     size_mb: Annotated[float | None, typer.Option(help="At most so many megabytes")] = None,
     energy_mj: Annotated[float | None, typer.Option(help="At most so many millijoules")] = None,
     drift: Annotated[float | None, typer.Option(help="At most so much relative drift")] = None,
+    quantile: Annotated[str, typer.Option(help="Of latencies: p50, p90 or p99")] = "p50",
     engine: EngineOpt = "openvino",
     threads: ThreadsOpt = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why this profile")] = False,
     as_json: JsonOpt = False,
 ) -> None:
     """Answer one input within a budget."""
-    budget = Budget(latency_ms, size_mb, energy_mj, drift)
+    budget = Budget(latency_ms, size_mb, energy_mj, drift, quantile)
     runtime = load(artifact, engine, threads)
     answer = runtime.answer(read_input(input, runtime.artifact.manifest.model), budget)
     payload = answer_json(runtime, answer)
     if explain:
-        payload["explain"] = explain_choice(runtime, answer)
+        payload["explain"] = explain_choice(runtime, answer, budget)
     if as_json:
         print_json(payload)
         return
@@ -88,10 +88,10 @@ def run(
     for warning in answer.warnings:
         console.print(f"warning: {warning}")
     if explain:
-        table = Table("profile", "p50 ms", "size MB", "epsilon", "")
+        keys = ("latency_ms", "with_guard_ms", "size_mb", "epsilon")
+        table = Table("profile", f"{quantile} ms", "with guard", "size MB", "epsilon", "why")
         for item in payload["explain"]:
-            numbers = [cell(item[key], ".4f") for key in ("latency_ms", "size_mb", "epsilon")]
-            table.add_row(item["profile"], *numbers, "chosen" if item["chosen"] else "")
+            table.add_row(item["profile"], *(cell(item[k], ".4f") for k in keys), item["why"])
         console.print(table)
 
 
@@ -133,30 +133,6 @@ def bench(
         print_json(payload)
     else:
         print_variants(payload)
-
-
-@app.command()
-def audit(
-    artifact: ArtifactArg,
-    budgets: Annotated[int, typer.Option(min=1, help="How many budgets to draw")] = 1000,
-    engine: EngineOpt = "openvino",
-    threads: ThreadsOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Check that more budget is never worse (else exit 1), and count budgets missed live."""
-    found = run_audit(load(artifact, engine, threads), budgets)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        console = out_console
-        console.print(
-            f"{found.budgets} budgets: {found.monotone_violations} monotone violations, "
-            f"{found.budget_violations} over a budget that could be met, "
-            f"{found.latency_order_violations} profiles out of order in measured p50"
-        )
-        if found.speed is not None:
-            console.print(f"the machine runs at {found.speed:.2f}x its calibrated times")
-    raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command()

@@ -1,31 +1,76 @@
-"""From a path of nested allocations to the few profiles an artifact ships."""
+"""From candidates to the few profiles an artifact ships: by drift, and by what was measured."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from t3c.control.knapsack import Allocation
 from t3c.errors import SpecError
-from t3c.spec import Profile, ProfileChain
 
 NAMES = ("tiny", "small", "med", "large", "max")
+_FEW = {
+    1: ("max",),
+    2: ("tiny", "max"),
+    3: ("tiny", "med", "max"),
+    4: ("tiny", "small", "large", "max"),
+}
 
 
-def pick_profiles(
-    path: Sequence[Allocation], worst_drift: float, names: Sequence[str] = NAMES
-) -> ProfileChain:
-    """Profiles whose drift falls by equal factors, from the first allocation of use to the last.
+@dataclass(frozen=True)
+class Measured:
+    """A profile as measured: the p50 in ms, its interval, the size, the drift."""
+
+    name: str
+    p50: float
+    low: float
+    high: float
+    size: float
+    drift: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.p50 < math.inf and 0 < self.low <= self.high < math.inf):
+            raise SpecError(
+                f"profile {self.name!r}: a p50 and its interval must be positive, "
+                f"got {self.p50} in {self.low}..{self.high}"
+            )
+        if not 0 < self.size < math.inf or not self.drift >= 0:
+            raise SpecError(
+                f"profile {self.name!r}: size must be positive and drift 0 or more, "
+                f"got {self.size} and {self.drift}"
+            )
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A profile that is not worth shipping, and why."""
+
+    name: str
+    reason: str
+
+
+def names_for(count: int) -> tuple[str, ...]:
+    """The names of `count` profiles, smallest first."""
+    if count < 1:
+        raise SpecError(f"at least one profile is needed, got {count}")
+    if count > len(NAMES):
+        return ("tiny", *(f"p{number}" for number in range(2, count)), "max")
+    return _FEW.get(count, NAMES)
+
+
+def spread(path: Sequence[Allocation], worst_drift: float, count: int) -> list[Allocation]:
+    """Allocations whose drift falls by equal factors, from the first of use to the last.
 
     Of use is what a first-order estimate puts within `worst_drift` of the original, relative to
-    its output; where fewer allocations are than names, the chain is shorter and keeps the last
-    names.
+    its output; fewer than `count` where fewer are of use, smallest first.
     """
-    if not names:
-        raise SpecError("at least one profile name is needed")
+    if not path or count < 1:
+        raise SpecError(f"cannot choose {count} of {len(path)} allocations")
     useful = [a for a in path if a.drift <= worst_drift] or [path[-1]]
     low, high = (max(a.drift, 1e-9) for a in (useful[-1], useful[0]))
-    count = min(len(names), len(useful))
+    count = min(count, len(useful))
     picked: list[Allocation] = [useful[-1]]
     last = len(useful) - 1
     for index in range(1, count):
@@ -33,8 +78,66 @@ def pick_profiles(
         room = range(count - 1 - index, last)  # as many below as are still to be picked
         last = min(room, key=lambda i: abs(math.log(max(useful[i].drift, 1e-9) / target)))
         picked.append(useful[last])
-    picked.reverse()
-    chosen = names[len(names) - len(picked) :]
-    return ProfileChain(
-        tuple(Profile(name, a.points) for name, a in zip(chosen, picked, strict=True))
-    )
+    return picked[::-1]
+
+
+def prune(
+    measured: Sequence[Measured], *, faster: float = 0.02, smaller: float = 0.05
+) -> tuple[list[str], list[Pruned]]:
+    """The profiles of a chain worth shipping, smallest first, and the others with the reason.
+
+    From the top, which always stays, down: a profile stays if its p50 is not above that of any
+    kept one beyond their intervals, and it is at least `faster` or `smaller`, as shares, than the
+    kept one next above. So what is kept is ordered by p50, and by size where times are alike.
+    """
+    _check_chain(measured)
+    if not (0 <= faster < 1 and 0 <= smaller < 1):
+        raise SpecError(f"faster and smaller must be in 0..1, got {faster} and {smaller}")
+    kept: list[Measured] = [measured[-1]]
+    pruned: list[Pruned] = []
+    for mine in reversed(measured[:-1]):
+        above = kept[-1]
+        quickest = min(kept, key=lambda m: m.high)
+        if mine.low > quickest.high:
+            times = f"{mine.p50:.4g} ms against {quickest.p50:.4g}"
+            reason = f"slower than {quickest.name} ({times}) though below it"
+            pruned.append(Pruned(mine.name, reason))
+        elif mine.p50 > above.p50 * (1 - faster) and mine.size > above.size * (1 - smaller):
+            reason = f"neither {100 * faster:g}% faster nor {100 * smaller:g}% smaller than "
+            pruned.append(Pruned(mine.name, reason + above.name))
+        else:
+            kept.append(mine)
+    return [m.name for m in reversed(kept)], pruned[::-1]
+
+
+def thin(kept: Sequence[Measured], count: int) -> list[str]:
+    """`count` of the profiles of a chain, the first and the last among them, evenly in log drift.
+
+    Where drifts are alike, evenly in log size. One profile alone is the last.
+    """
+    _check_chain(kept)
+    if count < 1:
+        raise SpecError(f"at least one profile is needed, got {count}")
+    last = len(kept) - 1
+    if count > last:
+        return [m.name for m in kept]
+    scales = [[math.log(max(m.drift, 1e-9)) for m in kept], [math.log(m.size) for m in kept]]
+    picked = [0] if count > 1 else []
+    for step in range(1, count - 1):
+        targets = [s[0] + (s[-1] - s[0]) * step / (count - 1) for s in scales]
+        room = range(picked[-1] + 1, last - (count - 2 - step))  # leaves as many as are to follow
+        off = {i: [abs(s[i] - t) for s, t in zip(scales, targets, strict=True)] for i in room}
+        picked.append(min(off, key=off.__getitem__))
+    return [kept[i].name for i in (*picked, last)]
+
+
+def _check_chain(measured: Sequence[Measured]) -> None:
+    names = [m.name for m in measured]
+    if not names or len(set(names)) < len(names):
+        raise SpecError(f"a chain needs profiles of different names, got {names}")
+    for below, above in itertools.pairwise(measured):
+        if below.size > above.size:
+            raise SpecError(
+                f"profiles come smallest first, but {below.name!r} of size {below.size:g} comes "
+                f"before {above.name!r} of size {above.size:g}"
+            )

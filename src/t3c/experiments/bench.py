@@ -17,7 +17,7 @@ from t3c.certify.conformal import coverage
 from t3c.certify.drift import relative_drift
 from t3c.cost.work import profile_work
 from t3c.errors import DataError, EngineError
-from t3c.runtime.audit import draw_pairs, in_order
+from t3c.runtime.audit import broken_promises, draw_pairs
 from t3c.runtime.engines import Session
 from t3c.runtime.engines.openvino import OpenVINO
 from t3c.runtime.engines.protocol import Array
@@ -148,7 +148,7 @@ def bench(
         for name in wanted
     )
     pairs = draw_pairs(runtime, checks, seed=0)
-    violations = sum(not in_order(runtime, tight, loose) for tight, loose in pairs)
+    violations = sum(bool(broken_promises(runtime, tight, loose)) for tight, loose in pairs)
     return Result(
         device=runtime.device,
         variants=variants,

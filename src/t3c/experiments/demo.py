@@ -77,7 +77,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     runtime = load(artifact)
     arrays = _data(digits)
     result = bench(runtime, out / "original.onnx", arrays, say=say)
-    latencies = [c.latency_ms for c in runtime.candidates if c.latency_ms is not None]
+    latencies = [ms for c in runtime.candidates if (ms := c.latency_ms()) is not None]
     middle = len(runtime.candidates) // 2
     budgets = [
         Budget(latency_ms=latencies[0] * 1.01),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import nn
 
@@ -11,38 +12,50 @@ from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import EXACT_OUTPUTS, layer_sensitivities
 from t3c.control.knapsack import allocations
 from t3c.control.menu import Option, chain
-from t3c.control.profiles import pick_profiles
+from t3c.control.profiles import spread
+from t3c.control.snap import Wish, snap
 from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
+from t3c.exporter.proposals import template_wishes
 from t3c.nn.inputs import Inputs, select
-from t3c.runtime.engines import Engine
-from t3c.runtime.measured import time_layer
 from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
 
-Say = Callable[[str], object]
 SAMPLES, ADJOINT_BYTES = 32, 4 << 30
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What profiles to propose: `count` of them, by the knapsack or by a template.
+
+    `worst_drift` bounds the drift of the knapsack's smallest; `layer_drift`, if given, that of
+    every unit of layers; `tie` says what shares a point.
+    """
+
+    count: int
+    worst_drift: float
+    size_weight: float
+    proposals: Literal["knapsack", "template"] = "knapsack"
+    tie: Literal["block", "stage"] = "block"
+    layer_drift: float | None = None
+
+
+@dataclass(frozen=True)
 class Allocated:
-    """The menu of each layer, and the profiles."""
+    """The menu of each layer, the profiles, and the first-order drift of each.
+
+    `notes` say where a proposal was not simply rounded to its menu, and why.
+    """
 
     menus: Mapping[str, Menu]
     profiles: ProfileChain
+    drifts: Mapping[str, float]
+    notes: tuple[str, ...] = ()
 
-
-def time_layers(engine: Engine, plans: Sequence[LayerPlan], say: Say) -> tuple[LayerTiming, ...]:
-    """Every rank of every layer in every form, on the engine. Layers of one geometry share."""
-    shared: dict[object, list[LayerTiming]] = {}
-    timings: list[LayerTiming] = []
-    for index, plan in enumerate(plans):
-        spec = plan.spec
-        key = (replace(spec, name=""), plan.ranks)
-        if key not in shared:
-            say(f"timing layer {index + 1} of {len(plans)}: {spec.name}")
-            shared[key] = time_layer(engine, spec, plan.ranks)
-        timings += [t.model_copy(update={"layer": spec.name}) for t in shared[key]]
-    return tuple(timings)
+    def renamed(self, names: Mapping[str, str]) -> Allocated:
+        """The profiles that have a new name, under it; the others are dropped."""
+        kept = [Profile(names[p.name], p.points) for p in self.profiles if p.name in names]
+        drifts = {names[name]: drift for name, drift in self.drifts.items() if name in names}
+        return replace(self, profiles=ProfileChain(tuple(kept)), drifts=drifts)
 
 
 def affordable(plans: Sequence[LayerPlan]) -> int:
@@ -56,12 +69,10 @@ def allocate(
     model: nn.Module,
     samples: Inputs,
     plans: Sequence[LayerPlan],
-    timings: tuple[LayerTiming, ...],
-    *,
-    worst_drift: float,
-    size_weight: float,
+    timings: Sequence[LayerTiming],
+    wanted: Wanted,
 ) -> Allocated:
-    """Chains over (cost, drift) for each unit of layers, then the nested profiles of the knapsack.
+    """Chains over (cost, drift) for each unit of layers, and nested profiles proposed over them.
 
     Cost is a share of the all-dense, all-8-bit model: of its summed layer time, and with
     `size_weight` of its bytes.
@@ -79,16 +90,39 @@ def allocate(
         for name, mine in unit.layer_points(point).items():
             time = specs[name].runs * best[name, mine.rank] / full_ms
             size = stored_bytes(specs[name], mine) / full_bytes
-            cost += (1 - size_weight) * time + size_weight * size
+            cost += (1 - wanted.size_weight) * time + wanted.size_weight * size
             if (name, mine) not in drift:
                 drift[name, mine] = sensitivities[name].squared_drift(mine)
             squared += drift[name, mine]
         return Option(point, cost, squared)
 
-    shared = {unit.name: unit for unit in units(plans)}
+    shared = {unit.name: unit for unit in units(plans, wanted.tie)}
     chains = {n: chain([option(u, point) for point in u.points()]) for n, u in shared.items()}
-    profiles = pick_profiles(allocations(chains), worst_drift)
-    return Allocated(_menus(shared, chains), _by_layer(shared, profiles))
+    snapped = snap(propose(shared, chains, wanted), chains, tolerance=wanted.layer_drift)
+    # Proposals that snap to the same points are one.
+    different = {tuple(sorted(a.points.items(), key=_name)): a for a in snapped.allocations}
+    named = {f"candidate{i + 1}": a for i, a in enumerate(different.values())}
+    profiles = ProfileChain(tuple(Profile(name, a.points) for name, a in named.items()))
+    return Allocated(
+        _menus(shared, chains),
+        _by_layer(shared, profiles),
+        {name: a.drift for name, a in named.items()},
+        tuple(f"{note.unit}: {note.point}: {note.reason}" for note in snapped.notes),
+    )
+
+
+def propose(
+    shared: Mapping[str, Unit], chains: Mapping[str, Sequence[Option]], wanted: Wanted
+) -> list[dict[str, Wish]]:
+    """What is asked of each unit, for budgets from the smallest to the largest."""
+    if wanted.proposals == "template":
+        return template_wishes(list(shared.values()), wanted.count)
+    path = spread(allocations(chains), wanted.worst_drift, wanted.count)
+    return [{n: Wish(p.rank, p.bits) for n, p in step.points.items()} for step in path]
+
+
+def _name(item: tuple[str, LayerPoint]) -> str:
+    return item[0]
 
 
 def _menus(shared: Mapping[str, Unit], chains: Mapping[str, Sequence[Option]]) -> dict[str, Menu]:

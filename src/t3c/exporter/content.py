@@ -32,7 +32,7 @@ from t3c.quant.straight_through import row_scale, view_scale
 from t3c.runtime.assemble import assemble, quantized_inputs
 from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.engines.torch_operations import OPERATIONS
-from t3c.spec import ImageSpec, Profile, ProfileChain
+from t3c.spec import ImageSpec, LayerPoint, Profile, ProfileChain
 from t3c.version import __version__
 
 BATCH = 64
@@ -63,8 +63,12 @@ def write(
     seed: int,
     image: ImageSpec | None,
     classes: tuple[str, ...] | None,
+    draft: Artifact | None = None,
 ) -> Artifact:
-    """Write the content twice: a draft, to observe ranges on the compressed model, then whole."""
+    """Write the content twice: as a draft, to observe ranges on the compressed model, then whole.
+
+    Ranges of profiles that an earlier draft of the model has too are taken from there.
+    """
     state = state_of(model)
     weights = elastic_weights(model)
     entries = tuple(_entry(weight, allocated) for weight in weights.values())
@@ -90,10 +94,27 @@ def write(
         )  # fmt: skip
         return Artifact(folder)
 
-    draft = put()
+    known = {} if draft is None else _ranges_by_points(draft)
+    bare = put() if any(_points(p) not in known for p in allocated.profiles) else None
     for profile in allocated.profiles:
-        dense[f"ranges/{profile.name}"] = observe_ranges(draft, profile, samples)
+        if bare is not None and _points(profile) not in known:
+            dense[f"ranges/{profile.name}"] = observe_ranges(bare, profile, samples)
+        else:
+            ranges = known[_points(profile)]
+            nothing = (np.nan, np.nan)
+            found = [ranges.get(tensor, nothing) for tensor in quantized]
+            dense[f"ranges/{profile.name}"] = np.array(found, np.float32).reshape(-1, 2)
     return put()
+
+
+def _points(profile: Profile) -> tuple[tuple[str, LayerPoint], ...]:
+    return tuple(sorted(profile.points.items(), key=lambda item: item[0]))
+
+
+def _ranges_by_points(
+    draft: Artifact,
+) -> dict[tuple[tuple[str, LayerPoint], ...], dict[str, tuple[float, float]]]:
+    return {_points(profile): draft.ranges(profile.name) for profile in draft.manifest.chain}
 
 
 def float_session(artifact: Artifact, profile: Profile) -> TorchSession:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from t3c.artifact.card import write_card
-from t3c.artifact.devices import DeviceTable, Ledger
+from t3c.artifact.devices import DeviceTable, LayerTiming, Ledger
 from t3c.artifact.folder import staged
 from t3c.artifact.graph import Traced
+from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import least_samples
+from t3c.control.profiles import Measured, Pruned, names_for, prune, thin
 from t3c.convert import state_of
 from t3c.errors import DataError, SpecError
 from t3c.exporter import content, evidence
-from t3c.exporter.allocate import allocate, time_layers
+from t3c.exporter.allocate import Allocated, Wanted, allocate
+from t3c.measure.quiet import watchful
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
-from t3c.runtime.engines import open_engine
+from t3c.runtime.calibrate import CalibrationConfig, calibrate
+from t3c.runtime.engines import Engine, open_engine
+from t3c.runtime.measured import Watch, time_layers
 from t3c.runtime.runtime import Runtime
 from t3c.spec import ImageSpec, ProfileChain
 
@@ -32,18 +37,25 @@ PARITY_SAMPLES = 16
 class ExportConfig:
     """What to export for, and how.
 
-    `worst_drift` is where the smallest profile starts: the first-order drift from the trained full
-    view, relative to the output, that is still of use. `size_weight` is what bytes count for
-    against time when layer points are allocated. `delta` is the share of samples `epsilon` may
-    miss.
+    `profiles` is how many to ship; fewer are where fewer are worth it. `worst_drift` is where the
+    smallest profile starts: the first-order drift from the trained full view, relative to the
+    output, that is still of use. `size_weight` is what bytes count for against time when layer
+    points are allocated. `proposals` come from the `knapsack` or a `template`; `tie` is whether
+    layers share a point within an attention `block` or wherever a `stage` repeats them;
+    `layer_drift` caps the first-order drift of each. `delta` is the share of samples `epsilon`
+    may miss. `calibration` says how much is measured.
     """
 
     engine: str = "openvino"
     threads: int | None = None
+    profiles: int = 5
     worst_drift: float = 0.15
     size_weight: float = 0.5
+    proposals: Literal["knapsack", "template"] = "knapsack"
+    tie: Literal["block", "stage"] = "block"
+    layer_drift: float | None = None
     delta: float = 0.05
-    rounds: int = 200
+    calibration: CalibrationConfig = field(default_factory=lambda: CalibrationConfig(busy=True))
     seed: int = 3407
 
     def __post_init__(self) -> None:
@@ -53,8 +65,14 @@ class ExportConfig:
             raise SpecError(f"size_weight must be in [0, 1), got {self.size_weight:g}")
         if not 0 < self.delta < 1:
             raise SpecError(f"delta must be between 0 and 1, got {self.delta:g}")
-        if self.rounds < 1:
-            raise SpecError(f"rounds must be at least 1, got {self.rounds}")
+        if self.profiles < 1:
+            raise SpecError(f"profiles must be at least 1, got {self.profiles}")
+        if self.proposals not in ("knapsack", "template"):
+            raise SpecError(f"proposals are 'knapsack' or 'template', got {self.proposals!r}")
+        if self.tie not in ("block", "stage"):
+            raise SpecError(f"tie is 'block' or 'stage', got {self.tie!r}")
+        if self.layer_drift is not None and not self.layer_drift > 0:
+            raise SpecError(f"layer_drift must be positive, got {self.layer_drift:g}")
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,8 @@ class Exported:
     table: DeviceTable
     ledger: Ledger
     parity: tuple[evidence.Parity, ...]
+    pruned: tuple[Pruned, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,7 @@ def export(
     image: ImageSpec | None = None,
     classes: Iterable[str] | None = None,
     say: Callable[[str], object] = lambda message: None,
+    watch: Watch = lambda what, done, total: None,
 ) -> Exported:
     """Write an elastic model as an artifact: profiles, costs, certificates, packed factors.
 
@@ -108,21 +129,28 @@ def export(
         traced = content.topology(model)
         _check_described(traced, image, names)
         say(f"timing layer points on {engine.name}, {engine.threads} threads")
-        timings = time_layers(engine, state.plan.layers, say)
+        ranks = [(plan.spec, plan.ranks) for plan in state.plan.layers]
+        timings = time_layers(engine, ranks, quiet=watchful(True), watch=watch)
         say("allocating ranks and bits")
-        allocated = allocate(
-            model, slices.quantizer, state.plan.layers, timings,
-            worst_drift=config.worst_drift, size_weight=config.size_weight,
+        wanted = Wanted(
+            2 * config.profiles - 1, config.worst_drift, config.size_weight, config.proposals,
+            config.tie, config.layer_drift,
         )  # fmt: skip
+        candidates = allocate(model, slices.quantizer, state.plan.layers, timings, wanted)
         say("packing weights, observing activation ranges")
-        artifact = content.write(
-            folder, model, traced, allocated, slices.quantizer, name=name or path.stem,
-            seed=config.seed, image=image, classes=names,
-        )  # fmt: skip
-        say("timing profiles")
-        table = evidence.calibrate(
-            artifact, engine, timings, slices.quantizer, rounds=config.rounds, seed=config.seed
-        )
+
+        def written(allocated: Allocated, draft: Artifact | None = None) -> Artifact:
+            return content.write(
+                folder, model, traced, allocated, slices.quantizer, name=name or path.stem,
+                seed=config.seed, image=image, classes=names, draft=draft,
+            )  # fmt: skip
+
+        draft = written(candidates)
+        say(f"timing {len(candidates.profiles)} candidate profiles")
+        chosen, pruned = choose(candidates, draft, engine, timings, config, watch)
+        artifact = written(chosen, draft)
+        say("calibrating the profiles and the proxy")
+        table = calibrate(artifact, engine, config.calibration, timings=timings, watch=watch)
         artifact.add_device(table)
         runtime = Runtime(artifact, config.engine, config.threads)
         say("checking each profile against torch")
@@ -135,7 +163,35 @@ def export(
         )
         artifact.add_ledger(ledger)
         write_card(artifact)
-    return Exported(path, allocated.profiles, table, ledger, tuple(parity))
+    return Exported(
+        path, chosen.profiles, table, ledger, tuple(parity), tuple(pruned), chosen.notes
+    )
+
+
+def choose(
+    candidates: Allocated,
+    draft: Artifact,
+    engine: Engine,
+    timings: Sequence[LayerTiming],
+    config: ExportConfig,
+    watch: Watch,
+) -> tuple[Allocated, list[Pruned]]:
+    """Of the candidates those worth shipping by their measured times, as many as asked for."""
+    if len(candidates.profiles) == 1:
+        (only,) = candidates.profiles
+        return candidates.renamed({only.name: names_for(1)[0]}), []
+    quick = replace(config.calibration, grid=0, starts=False)
+    times = calibrate(draft, engine, quick, timings=timings, watch=watch).profiles
+    measured = [
+        Measured(
+            p.name, times[p.name].p50, *times[p.name].ci95, draft.manifest.size_bytes(p.name),
+            candidates.drifts[p.name],
+        )
+        for p in candidates.profiles
+    ]  # fmt: skip
+    worth, pruned = prune(measured)
+    kept = thin([m for m in measured if m.name in worth], config.profiles)
+    return candidates.renamed(dict(zip(kept, names_for(len(kept)), strict=True))), pruned
 
 
 def split(samples: Inputs, config: ExportConfig) -> Slices:

@@ -1,1 +1,1 @@
-"""Measuring: latency quantiles with intervals, candidates taken in turns."""
+"""Measuring: latencies taken in turns on a quiet machine, energy, memory."""

@@ -4,47 +4,161 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from t3c.errors import SpecError
+from t3c.measure.quiet import Quiet, slowdown
+from t3c.measure.steady import warm_up
 from t3c.spec import Latency
 
 BOOTSTRAPS = 2000
+CHUNK = 1_000_000
+BLOCKS = 4
+BLOCK_SECONDS = 1.0
+LEAST_BLOCK_SECONDS = 0.25
+
+Floats = NDArray[np.float64]
+Blocks = list[list[float]]
 
 
-def quantiles(times_ms: Sequence[float], seed: int = 0) -> Latency:
-    """p50, p90, p99 of the samples and a bootstrap interval (95%, B=2000) of the p50."""
+def quantiles(
+    times_ms: Sequence[float],
+    seed: int = 0,
+    blocks: Sequence[int] | None = None,
+) -> Latency:
+    """p50, p90, p99 of the samples and a bootstrap interval (95%, B=2000) of the p50.
+
+    `blocks` tells which block of time each sample is from. Samples of one block are alike, so
+    with 4 or more of them the bootstrap draws blocks, then samples from these.
+    """
     if not len(times_ms):
         raise SpecError("no latency samples")
     samples = np.asarray(times_ms, dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    draws = rng.choice(samples, size=(BOOTSTRAPS, len(samples)))
-    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    labels = np.zeros(len(samples), dtype=np.int64)
+    if blocks is not None:
+        labels = np.unique(np.asarray(blocks), return_inverse=True)[1]
+    if len(labels) != len(samples):
+        raise SpecError(f"{len(samples)} latency samples, but the block of {len(labels)}")
+    medians = _resampled_medians(samples, labels, np.random.default_rng(seed))
+    low, high = np.quantile(medians, [0.025, 0.975])
     p50, p90, p99 = np.quantile(samples, [0.5, 0.9, 0.99])
-    return Latency(float(p50), float(p90), float(p99), (float(low), float(high)), len(samples))
+    of_blocks = [np.median(samples[labels == label]) for label in range(labels.max() + 1)]
+    spread = (max(of_blocks) - min(of_blocks)) / 2 / np.median(of_blocks)
+    return Latency(
+        float(p50), float(p90), float(p99), (float(low), float(high)), len(samples), float(spread)
+    )
+
+
+def _resampled_medians(samples: Floats, labels: NDArray[Any], rng: np.random.Generator) -> Floats:
+    """Medians of BOOTSTRAPS resamples, drawn in chunks."""
+    order = np.argsort(samples)
+    ranked, owner, count = samples[order], labels[order], len(samples)
+    below, above = _middle_ranks(count, rng)
+    blocks = int(labels.max()) + 1
+    medians = np.empty(BOOTSTRAPS)
+    if blocks < BLOCKS:
+        medians[:] = (ranked[(below * count).astype(int)] + ranked[(above * count).astype(int)]) / 2
+        return medians
+    chunk = max(1, CHUNK // count)
+    for part in (slice(start, start + chunk) for start in range(0, BOOTSTRAPS, chunk)):
+        drawn = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=len(medians[part]))
+        weight = np.cumsum(drawn[:, owner], axis=1)
+        at = [
+            np.sum(weight <= (middle[part] * weight[:, -1])[:, None], axis=1)
+            for middle in (below, above)
+        ]
+        medians[part] = np.mean(ranked[at], axis=0)
+    return medians
+
+
+def _middle_ranks(count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Where, from 0 to 1, the one or two middle ones of `count` uniform draws lie.
+
+    Order statistics of uniform draws are Beta distributed, so the draws need not be made.
+    """
+    half = count // 2
+    if count % 2:
+        middle = rng.beta(half + 1, half + 1, BOOTSTRAPS)
+        return middle, middle
+    below = rng.beta(half, half + 1, BOOTSTRAPS)
+    # The next one is the least of the `half` draws that are uniform above it.
+    return below, below + (1 - below) * rng.beta(1, half, BOOTSTRAPS)
 
 
 def interleave(
     candidates: Mapping[str, Callable[[], object]],
     rounds: int,
-    warmup: int = 20,
+    *,
+    quiet: Quiet | None = None,
+    tick: Callable[[int, int], object] = lambda done, rounds: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Latency]:
-    """Time each candidate once a round, in an order drawn anew each round.
+    """The latency of each candidate, timed in turns as by `sample`."""
+    sampled = sample(candidates, rounds, quiet=quiet, tick=tick, clock=clock)
+    return {name: summarize(blocks) for name, blocks in sampled.items()}
 
-    A disturbance then falls on all of them alike, and none always runs in the wake of another.
+
+def summarize(blocks: Blocks) -> Latency:
+    """The latency of samples in blocks of time."""
+    labels = [label for label, block in enumerate(blocks) for _ in block]
+    return quantiles([ms for block in blocks for ms in block], blocks=labels)
+
+
+def sample(
+    candidates: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    quiet: Quiet | None = None,
+    tick: Callable[[int, int], object] = lambda done, rounds: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Blocks]:
+    """Milliseconds of each candidate, once a round, in an order drawn anew each round.
+
+    A disturbance then falls on all of them alike, and none always runs in the wake of another. A
+    call that is not timed goes before each that is: the caches are then its own, as in service.
+    Rounds are done in blocks of about a second; those that `quiet` finds disturbed are repeated.
     """
     for call in candidates.values():
-        for _ in range(warmup):
-            call()
-    times: dict[str, list[float]] = {name: [] for name in candidates}
+        warm_up(call, clock=clock)
+    kept: list[dict[str, list[float]]] = []
     order = list(candidates)
     rng = np.random.default_rng(0)
-    for _ in range(rounds):
-        rng.shuffle(order)
-        for name in order:
-            call = candidates[name]
-            start = time.perf_counter_ns()
-            call()
-            times[name].append((time.perf_counter_ns() - start) / 1e6)
-    return {name: quantiles(samples) for name, samples in times.items()}
+    done = repeated = 0
+    while done < rounds:
+        start = quiet.read() if quiet else None
+        block: dict[str, list[float]] = {name: [] for name in candidates}
+        begin, taken = clock(), 0
+        while not _complete(clock() - begin, taken, done, rounds):
+            rng.shuffle(order)
+            for name in order:
+                call = candidates[name]
+                call()
+                before = clock()
+                call()
+                block[name].append((clock() - before) * 1e3)
+            taken += 1
+            tick(done + taken, rounds)
+        if quiet and start:
+            verdict = quiet.judge(start, slowdown(block, kept))
+            if not quiet.keeps(verdict, repeated):
+                repeated += 1
+                continue
+        kept.append(block)
+        done += taken
+    return {name: [block[name] for block in kept] for name in candidates}
+
+
+def _complete(seconds: float, taken: int, done: int, rounds: int) -> bool:
+    """Whether a block is long enough: BLOCK_SECONDS, less if the run would not fill 4 of these.
+
+    The last block takes a rest too short to be judged by itself.
+    """
+    left = rounds - done - taken
+    if not taken or not left:
+        return not left
+    pace = seconds / taken
+    length = min(BLOCK_SECONDS, max(LEAST_BLOCK_SECONDS, pace * rounds / BLOCKS))
+    return seconds >= length and pace * left >= length / 2

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from t3c.artifact.devices import WORTH, DeviceTable
 from t3c.artifact.reader import Artifact
 from t3c.runtime.runtime import Answer, Runtime
+from t3c.runtime.select import explain
+from t3c.spec import Budget, Form
 
 
 def summarize(artifact: Artifact, verified: bool) -> dict[str, Any]:
@@ -84,19 +88,95 @@ def answer_json(runtime: Runtime, answer: Answer) -> dict[str, Any]:
     }
 
 
-def explain_choice(runtime: Runtime, answer: Answer) -> list[dict[str, Any]]:
-    """Every profile as the choice saw it."""
+def explain_choice(runtime: Runtime, answer: Answer, budget: Budget) -> list[dict[str, Any]]:
+    """Every profile as the choice saw it, and why it was or was not chosen."""
+    told = explain(runtime.candidates, budget, answer.profile)
     return [
         {
             "profile": c.profile,
-            "latency_ms": c.latency_ms,
+            "latency_ms": None if c.latency is None else c.latency.at(budget.quantile),
+            "guard": c.guard,
+            "with_guard_ms": c.latency_ms(budget.quantile),
             "size_mb": c.size_mb,
             "energy_mj": c.energy_mj,
             "epsilon": c.drift,
             "chosen": c.profile == answer.profile,
+            "why": told[c.profile],
         }
         for c in runtime.candidates
     ]
+
+
+def table_json(table: DeviceTable, path: str) -> dict[str, Any]:
+    """A device's table in short."""
+    return {
+        "device": table.device.model_dump(mode="json"),
+        "table": path,
+        "source": table.source,
+        "error": table.error,
+        "profiles": {
+            name: {
+                **asdict(latency),
+                "guard": table.guard(name),
+                "factored": sum(form is Form.FACTORED for form in table.forms[name].values()),
+                **(table.starts[name].model_dump() if name in table.starts else {}),
+                "energy_mj": table.energy_mj.get(name),
+            }
+            for name, latency in table.profiles.items()
+        },
+        "proxies": {
+            name: {k: v for k, v in asdict(proxy).items() if k != "coefficients"}
+            for name, proxy in table.proxies.items()
+        },
+        "grouped": sum(g.together_ms <= WORTH * g.apart_ms for g in table.groups),
+        "groups": len(table.groups),
+        "energy": table.energy,
+        "conditions": None if table.conditions is None else asdict(table.conditions),
+    }
+
+
+def print_table(payload: dict[str, Any], console: Console) -> None:
+    """A calibration for people."""
+    device = payload["device"]
+    console.print(
+        f"{device['cpu']}, {device['engine']} {device['engine_version']}, "
+        f"{device['threads']} threads: {payload['source']}"
+    )
+    titles = (
+        "profile",
+        "p50 ms",
+        "p90",
+        "p99",
+        "guard",
+        "factored layers",
+        "cold start ms",
+        "peak MB",
+    )
+    table = Table(*titles)
+    for name, row in payload["profiles"].items():
+        peak = row.get("peak_bytes")
+        table.add_row(
+            name, *(f"{row[key]:.3f}" for key in ("p50", "p90", "p99")), f"{row['guard']:.1%}",
+            str(row["factored"]), cell(row.get("cold_ms"), ".0f"),
+            cell(None if peak is None else peak / 1e6, ".0f"),
+        )  # fmt: skip
+    console.print(table)
+    for name, proxy in payload["proxies"].items():
+        if proxy["mape"] is not None:
+            console.print(
+                f"proxy {name}: off by {proxy['mape']:.1%} on {proxy['held_out']} profiles not "
+                f"among the {proxy['fitted']} it was fitted to (R^2 {cell(proxy['r2'], '.3f')}; "
+                f"a constant {cell(proxy['constant_mape'], '.1%')})"
+            )
+    if payload["groups"]:
+        console.print(
+            f"{payload['grouped']} of {payload['groups']} groups of layers run as one product"
+        )
+    console.print(f"energy {payload['energy']}")
+    conditions = payload["conditions"]
+    if conditions and (conditions["repeated"] or conditions["disturbed"]):
+        kept = f"; {conditions['reason']}, kept all the same" if conditions["disturbed"] else ""
+        console.print(f"{conditions['repeated']} disturbed stretches were measured again{kept}")
 
 
 def print_variants(payload: dict[str, Any]) -> None:

@@ -1,20 +1,42 @@
-"""What an engine is measured by: layer points one by one, profiles as a whole."""
+"""What an engine is measured by: layer points, groups of layers, profiles as a whole."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from t3c.artifact.devices import Device, LayerTiming
+import numpy as np
+import onnx
+
+from t3c.artifact.devices import Device, Group, GroupTiming, LayerTiming
+from t3c.artifact.reader import Artifact
 from t3c.measure.latency import interleave
-from t3c.runtime.assemble import example_input, synthetic_layer
+from t3c.measure.quiet import Quiet
+from t3c.runtime.assemble import assemble, example_input, synthetic_group, synthetic_layer
+from t3c.runtime.builder import Ranges
 from t3c.runtime.engines import Engine, Session
 from t3c.runtime.engines.protocol import Array
-from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec
+from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec, Profile
 
 ROUNDS = 40
 DOT_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
+
+Watch = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A profile with all that decides how it is executed."""
+
+    profile: Profile
+    forms: Mapping[str, Form]
+    ranges: Ranges
+    grouped: Sequence[Group] = ()
+
+    def graph(self, artifact: Artifact, weight_bits: int) -> onnx.ModelProto:
+        return assemble(artifact, self.profile, self.forms, self.ranges, weight_bits, self.grouped)
 
 
 def describe(engine: Engine) -> Device:
@@ -28,40 +50,112 @@ def describe(engine: Engine) -> Device:
     )
 
 
-def time_layer(engine: Engine, spec: LayerSpec, ranks: Iterable[int]) -> list[LayerTiming]:
+def time_layer(
+    engine: Engine, spec: LayerSpec, ranks: Iterable[int], quiet: Quiet | None = None
+) -> list[LayerTiming]:
     """Time a layer at each rank in each form it can run in, interleaved, on random weights.
 
     Bits do not matter to the time: codes of fewer bits run on the same int8 kernels.
     """
-    candidates: dict[tuple[int, Form], Session] = {}
-    dense = engine.compile(synthetic_layer(spec, _point(spec.full_rank), Form.DENSE))
+    graphs = {f"{spec.full_rank} dense": synthetic_layer(spec, _point(spec.full_rank), Form.DENSE)}
     for rank in ranks:
-        candidates[rank, Form.DENSE] = dense
         if Form.FACTORED in spec.forms(_point(rank)):
-            graph = synthetic_layer(spec, _point(rank), Form.FACTORED)
-            candidates[rank, Form.FACTORED] = engine.compile(graph)
-    x = [example_input(spec)]
-    distinct = {id(session): session for session in candidates.values()}
-    calls = {str(key): _runner(session, x) for key, session in distinct.items()}
-    timed = interleave(calls, ROUNDS)
-    ms: dict[int, dict[Form, float]] = {}
-    for (rank, form), session in candidates.items():
-        ms.setdefault(rank, {})[form] = timed[str(id(session))].p50
-    return [LayerTiming(layer=spec.name, rank=rank, ms=times) for rank, times in ms.items()]
+            graphs[f"{rank} factored"] = synthetic_layer(spec, _point(rank), Form.FACTORED)
+    p50 = _time_graphs(engine, graphs, example_input(spec), quiet)
+    timings = []
+    for rank in ranks:
+        ms = {Form.DENSE: p50[f"{spec.full_rank} dense"]}
+        if f"{rank} factored" in p50:
+            ms[Form.FACTORED] = p50[f"{rank} factored"]
+        timings.append(LayerTiming(layer=spec.name, rank=rank, ms=ms))
+    return timings
+
+
+def time_group(
+    engine: Engine,
+    specs: Sequence[LayerSpec],
+    ranks: Sequence[int],
+    form: Form,
+    quiet: Quiet | None = None,
+) -> GroupTiming:
+    """Time layers that read one input as one product and one by one."""
+    points = [_point(rank) for rank in ranks]
+    graphs = {
+        str(grouped): synthetic_group(specs, points, form, grouped) for grouped in (True, False)
+    }
+    p50 = _time_graphs(engine, graphs, example_input(specs[0]), quiet)
+    names = tuple(spec.name for spec in specs)
+    together, apart = p50[str(True)], p50[str(False)]
+    return GroupTiming(
+        layers=names, ranks=tuple(ranks), form=form, together_ms=together, apart_ms=apart
+    )
+
+
+def _time_graphs(
+    engine: Engine, graphs: Mapping[str, onnx.ModelProto], x: Array, quiet: Quiet | None
+) -> dict[str, float]:
+    sessions = {name: engine.compile(graph) for name, graph in graphs.items()}
+    return {name: t.p50 for name, t in time_sessions(sessions, [x], ROUNDS, quiet=quiet).items()}
+
+
+def time_layers(
+    engine: Engine,
+    layers: Sequence[tuple[LayerSpec, tuple[int, ...]]],
+    *,
+    quiet: Quiet | None = None,
+    watch: Watch = lambda what, done, total: None,
+    known: Mapping[str, list[LayerTiming]] | None = None,
+    keep: Callable[[str, list[LayerTiming]], object] = lambda key, timings: None,
+) -> tuple[LayerTiming, ...]:
+    """Every rank of every layer in every form, on the engine. Layers of one geometry share.
+
+    `known` are timings by geometry that need not be measured again; `keep` gets the new ones.
+    """
+    shared = dict(known or {})
+    timings: list[LayerTiming] = []
+    for index, (spec, ranks) in enumerate(layers):
+        watch(f"timing layers: {spec.name}", index, len(layers))
+        key = f"{replace(spec, name='')} {ranks}"
+        if key not in shared:
+            shared[key] = time_layer(engine, spec, ranks, quiet)
+            keep(key, shared[key])
+        timings += [t.model_copy(update={"layer": spec.name}) for t in shared[key]]
+    watch("timing layers", len(layers), len(layers))
+    return tuple(timings)
 
 
 def time_sessions(
     sessions: Mapping[str, Session],
     inputs: list[Array],
     rounds: int,
+    *,
+    quiet: Quiet | None = None,
+    tick: Callable[[int, int], object] = lambda done, rounds: None,
 ) -> dict[str, Latency]:
     """Latency of each session on the same input, taken in turns."""
-    calls = {name: _runner(session, inputs) for name, session in sessions.items()}
-    return interleave(calls, rounds)
+    return interleave(runners(sessions, inputs), rounds, quiet=quiet, tick=tick)
 
 
-def _runner(session: Session, inputs: list[Array]) -> Callable[[], object]:
-    return lambda: session.run(inputs)
+def runners(
+    sessions: Mapping[str, Session], inputs: list[Array]
+) -> dict[str, Callable[[], object]]:
+    """Each session as a call on the same input."""
+
+    def runner(session: Session) -> Callable[[], object]:
+        return lambda: session.run(inputs)
+
+    return {name: runner(session) for name, session in sessions.items()}
+
+
+def example_inputs(artifact: Artifact, seed: int = 0) -> list[Array]:
+    """Inputs of the right shapes at batch 1: noise, and ones where they are whole numbers."""
+    rng = np.random.default_rng(seed)
+    inputs = []
+    for entry in artifact.manifest.model.inputs:
+        shape = [size or 1 for size in entry.shape]
+        noise = rng.normal(size=shape) if entry.dtype.startswith("float") else np.ones(shape)
+        inputs.append(noise.astype(entry.dtype))
+    return inputs
 
 
 def _point(rank: int) -> LayerPoint:

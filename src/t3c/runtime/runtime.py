@@ -16,12 +16,13 @@ from t3c.artifact.devices import DeviceTable, choose_forms, forms_key
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.errors import DataError, SpecError
-from t3c.runtime.assemble import assemble
+from t3c.runtime.calibrate import subject_of
 from t3c.runtime.engines import Session, open_engine
 from t3c.runtime.engines.protocol import Array
-from t3c.runtime.measured import describe
+from t3c.runtime.measured import Subject, describe
 from t3c.runtime.select import Candidate, Choice, select
-from t3c.spec import Budget, Certificate, Form, Profile
+from t3c.runtime.transfer import nearest, transferred
+from t3c.spec import Budget, Certificate, Profile
 
 log = logging.getLogger("t3c.runtime")
 
@@ -49,7 +50,8 @@ class Runtime:
         self.device = describe(self.engine)
         self.chain = artifact.manifest.chain
         self.table, self.note = self._find_table(artifact.devices())
-        self.forms = {p.name: self._forms(p) for p in self.chain}
+        self.subjects = {p.name: self._subject(p) for p in self.chain}
+        self.forms = {name: dict(subject.forms) for name, subject in self.subjects.items()}
         self.certificates = self._find_certificates()
         self.candidates = [self._candidate(p) for p in self.chain]
         self._sessions: dict[str, Session] = {}
@@ -114,9 +116,7 @@ class Runtime:
 
     def graph(self, profile: Profile) -> onnx.ModelProto:
         """The graph the engine runs for a profile of the artifact."""
-        ranges = self.artifact.ranges(profile.name)
-        forms, bits = self.forms[profile.name], self.device.weight_bits
-        return assemble(self.artifact, profile, forms, ranges, bits)
+        return self.subjects[profile.name].graph(self.artifact, self.device.weight_bits)
 
     def _named(self, profile: str) -> Choice:
         return Choice(self.chain[profile].name, "asked for by name")
@@ -141,21 +141,22 @@ class Runtime:
         return arrays
 
     def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, str]:
+        """This device's table, else one made from the nearest device's; and what to say of it."""
         for table in tables:
             if table.device == self.device:
-                return table, ""
-        if not tables:
+                return table, "" if table.measured else f"latencies are from {table.source}"
+        donor = nearest(tables, self.device)
+        if donor is None:
             return None, "this artifact was never calibrated: latencies are not known"
-        nearest = next((t for t in tables if t.device.engine == self.engine.name), tables[0])
-        note = (
-            f"this device was not calibrated: latencies are those of {nearest.device.cpu}, "
-            f"{nearest.device.engine}, {nearest.device.threads} threads"
-        )
-        return nearest, note
+        table = transferred(self.artifact, donor, tables, self.device)
+        return table, f"this device was not calibrated: latencies are from {table.source}"
 
-    def _forms(self, profile: Profile) -> dict[str, Form]:
-        timings = self.table.layers if self.table else ()
-        return choose_forms(timings, self.artifact.manifest.specs, profile.points)
+    def _subject(self, profile: Profile) -> Subject:
+        """The profile as this device executes it."""
+        if self.table is not None:
+            return subject_of(self.artifact, self.table, profile)
+        forms = choose_forms((), self.artifact.manifest.specs, profile.points)
+        return Subject(profile, forms, self.artifact.ranges(profile.name))
 
     def _find_certificates(self) -> dict[str, Certificate]:
         ledger = self.artifact.ledger()
@@ -168,14 +169,15 @@ class Runtime:
         }
 
     def _candidate(self, profile: Profile) -> Candidate:
-        latency = self.table.profiles.get(profile.name) if self.table else None
+        known = self.table is not None and profile.name in self.table.profiles
         certificate = self.certificates.get(profile.name)
         return Candidate(
             profile.name,
-            latency_ms=latency.p50 if latency else None,
+            latency=self.table.profiles[profile.name] if self.table and known else None,
             size_mb=self.artifact.manifest.size_bytes(profile.name) / 1e6,
-            energy_mj=None,
+            energy_mj=self.table.energy_mj.get(profile.name) if self.table else None,
             drift=certificate.epsilon if certificate else None,
+            guard=self.table.guard(profile.name) if self.table and known else 0.0,
         )
 
 

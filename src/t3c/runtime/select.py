@@ -5,31 +5,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from t3c.spec import Budget
+from t3c.spec import Budget, Latency
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A profile as the choice sees it; candidates go from the smallest profile to the largest.
 
-    `drift` is the certified epsilon where the profile is certified on this engine and these
-    forms, None elsewhere.
+    `guard` is what is added to measured latencies, as a share of them, before they are held
+    against a limit: how far they moved while they were measured. `drift` is the certified epsilon
+    where the profile is certified on this engine and these forms, None elsewhere.
     """
 
     profile: str
-    latency_ms: float | None
+    latency: Latency | None
     size_mb: float
     energy_mj: float | None
     drift: float | None
+    guard: float = 0.0
+
+    def latency_ms(self, quantile: str = "p50") -> float | None:
+        """What the profile is taken to need, the guard included."""
+        return None if self.latency is None else self.latency.at(quantile) * (1 + self.guard)
 
     def meets(self, budget: Budget) -> bool:
         """Whether every resource limit is known to be kept; what is not known is not kept."""
-        mine = (self.latency_ms, self.size_mb, self.energy_mj)
-        asked = (budget.latency_ms, budget.size_mb, budget.energy_mj)
-        return all(
-            limit is None or (value is not None and value <= limit)
-            for value, limit in zip(mine, asked, strict=True)
-        )
+        return not self.objections(budget)
+
+    def objections(self, budget: Budget) -> list[str]:
+        """Why the profile does not meet the limits, in figures."""
+        mine = {
+            "latency": (self.latency_ms(budget.quantile), budget.latency_ms, "ms"),
+            "size": (self.size_mb, budget.size_mb, "MB"),
+            "energy": (self.energy_mj, budget.energy_mj, "mJ"),
+        }
+        found = []
+        for what, (value, limit, unit) in mine.items():
+            if limit is None:
+                continue
+            if value is None:
+                found.append(f"its {what} is not known here")
+            elif value > limit:
+                how = (
+                    f" ({budget.quantile} and {self.guard:.1%} guard)" if what == "latency" else ""
+                )
+                found.append(f"{what} {value:.4g} {unit}{how} over {limit:.4g}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -62,15 +83,39 @@ def select(candidates: Sequence[Candidate], budget: Budget) -> Choice:
     return Choice(best.profile, reason, _cap_warnings(best, budget))
 
 
+def explain(candidates: Sequence[Candidate], budget: Budget, chosen: str) -> dict[str, str]:
+    """Why each profile was or was not chosen."""
+    told = {}
+    met = {c.profile for c in candidates if c.meets(budget)}
+    for candidate in candidates:
+        if candidate.profile == chosen:
+            told[chosen] = "chosen"
+            continue
+        over = candidate.objections(budget)
+        capped = _cap_warnings(candidate, budget) if not budget.limited else ()
+        if over or capped:
+            told[candidate.profile] = "; ".join([*over, *capped])
+        elif chosen in met and budget.limited:
+            told[candidate.profile] = f"within the limits, but {chosen} drifts less"
+        else:
+            told[candidate.profile] = f"{chosen} is preferred"
+    return told
+
+
 def _within_cap(candidates: Sequence[Candidate], budget: Budget) -> Choice:
     if budget.drift is None:
         return Choice(candidates[-1].profile, "no limit was named: the largest profile")
     within = [c for c in candidates if c.drift is not None and c.drift <= budget.drift]
     if within:
-        fastest = min(within, key=lambda c: (c.latency_ms is None, c.latency_ms, c.size_mb))
+        fastest = min(within, key=_speed)
         return Choice(fastest.profile, f"the fastest with drift within {budget.drift:g}")
     top = candidates[-1]
     return Choice(top.profile, "nothing keeps the drift cap", _cap_warnings(top, budget))
+
+
+def _speed(candidate: Candidate) -> tuple[float, float]:
+    latency = candidate.latency_ms()
+    return (float("inf") if latency is None else latency), candidate.size_mb
 
 
 def _least_drift(met: Sequence[Candidate]) -> Candidate:
@@ -96,7 +141,7 @@ def _cap_warnings(candidate: Candidate, budget: Budget) -> tuple[str, ...]:
 
 def _unknown(candidates: Sequence[Candidate], budget: Budget) -> str:
     unknown = []
-    if budget.latency_ms is not None and all(c.latency_ms is None for c in candidates):
+    if budget.latency_ms is not None and all(c.latency is None for c in candidates):
         unknown.append("latency")
     if budget.energy_mj is not None and all(c.energy_mj is None for c in candidates):
         unknown.append("energy")

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from t3c.errors import BudgetError
+from t3c.spec.figures import QUANTILES
 
 
 @dataclass(frozen=True)
@@ -14,17 +15,21 @@ class Budget:
 
     `a <= b` is the partial order over the resource limits: every limit of `b` is at least as loose.
     `drift` is relative to the norm of the original's output, so 0.05 is five percent of it.
+    `quantile` says of which latencies the limit is: p50, p90 or p99; the higher, the stricter.
 
     >>> Budget(latency_ms=2) <= Budget(latency_ms=3)
     True
     >>> Budget(latency_ms=2) <= Budget(latency_ms=3, size_mb=1)
     False
+    >>> Budget(latency_ms=2, quantile="p90") <= Budget(latency_ms=2)
+    True
     """
 
     latency_ms: float | None = None
     size_mb: float | None = None
     energy_mj: float | None = None
     drift: float | None = None
+    quantile: str = "p50"
 
     def __post_init__(self) -> None:
         for name in ("latency_ms", "size_mb", "energy_mj", "drift"):
@@ -37,6 +42,8 @@ class Budget:
                 raise BudgetError(f"{name} must be positive, got {value:g}")
             if math.isinf(value):
                 raise BudgetError(f"{name} must be finite: leave it out for no limit")
+        if self.quantile not in QUANTILES:
+            raise BudgetError(f"quantile must be {', '.join(QUANTILES)}, got {self.quantile!r}")
 
     @property
     def limits(self) -> tuple[float, float, float]:
@@ -51,4 +58,5 @@ class Budget:
         return any(math.isfinite(limit) for limit in self.limits)
 
     def __le__(self, other: Budget) -> bool:
-        return all(a <= b for a, b in zip(self.limits, other.limits, strict=True))
+        strict = other.latency_ms is None or self.quantile >= other.quantile
+        return strict and all(a <= b for a, b in zip(self.limits, other.limits, strict=True))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from t3c.errors import SpecError
 
+QUANTILES = ("p50", "p90", "p99")
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -27,17 +29,30 @@ class Cost:
 
 @dataclass(frozen=True)
 class Latency:
-    """Quantiles of measured wall-clock times, in milliseconds; `ci95` is of the p50."""
+    """Quantiles of measured wall-clock times, in milliseconds; `ci95` is of the p50.
+
+    `spread` is half the range of the p50 between blocks of rounds measured at different times,
+    relative to their median.
+    """
 
     p50: float
     p90: float
     p99: float
     ci95: tuple[float, float]
     samples: int
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.p50 <= self.p90 <= self.p99 or self.samples < 1:
             raise SpecError(f"latency quantiles must be positive and rise, got {self}")
+        if not self.spread >= 0:
+            raise SpecError(f"a latency's spread cannot be negative, got {self.spread:g}")
+
+    def at(self, quantile: str) -> float:
+        """The latency at "p50", "p90" or "p99"."""
+        if quantile not in QUANTILES:
+            raise SpecError(f"a latency has the quantiles p50, p90 and p99, not {quantile!r}")
+        return dict(zip(QUANTILES, (self.p50, self.p90, self.p99), strict=True))[quantile]
 
 
 @dataclass(frozen=True)

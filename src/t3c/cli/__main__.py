@@ -1,0 +1,3 @@
+from t3c.cli import main
+
+main()

@@ -1,0 +1,321 @@
+"""Calibration: what layer points and profiles take on this device, and the proxy fitted to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
+
+from t3c.artifact.devices import (
+    DeviceTable,
+    GroupTiming,
+    LayerTiming,
+    Start,
+    choose_forms,
+    forms_key,
+)
+from t3c.artifact.reader import Artifact
+from t3c.errors import SpecError
+from t3c.measure.energy import Unavailable, energy_per_call, find_meter, idle_watts
+from t3c.measure.latency import Blocks, sample, summarize
+from t3c.measure.pinning import pinned
+from t3c.measure.quiet import settle, watchful
+from t3c.runtime.assemble import candidate_groups
+from t3c.runtime.engines import Engine, Session
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.grid import grid_row, held_out, mixtures, widest_ranges, with_grid
+from t3c.runtime.journal import Journal
+from t3c.runtime.measured import (
+    Subject,
+    Watch,
+    describe,
+    example_inputs,
+    runners,
+    time_group,
+    time_layers,
+)
+from t3c.runtime.starts import time_start
+from t3c.spec import Form, Profile
+
+SWEEPS = 3  # over the artifact's profiles: before, amid and after the grid, minutes apart
+BATCH = 12  # profiles of the grid that are compiled at the same time
+WORTH = 1.03  # how much slower a certified set of forms may be before it is given up
+CERTIFIED = " as certified"
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """How much to measure.
+
+    `rounds` times each profile of the artifact is timed, `grid_rounds` each of `grid` others: all
+    of them mixtures of the artifact's profiles, layer by layer, a third held out of the fit.
+    `pin` keeps an engine of fewer threads than cores on as many cores; `busy` measures a machine
+    that other processes use, instead of refusing to; `starts` times cold starts too.
+    """
+
+    rounds: int = 240
+    grid: int = 36
+    grid_rounds: int = 30
+    seed: int = 3407
+    pin: bool = True
+    busy: bool = False
+    starts: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.grid_rounds < 1 or self.grid < 0:
+            raise SpecError(f"rounds must be positive and the grid not negative, got {self}")
+
+
+def calibrate(
+    artifact: Artifact,
+    engine: Engine,
+    config: CalibrationConfig | None = None,
+    *,
+    timings: Sequence[LayerTiming] | None = None,
+    journal: Journal | None = None,
+    watch: Watch = lambda what, done, total: None,
+) -> DeviceTable:
+    """Measure an artifact on a device: layers, groups of layers, profiles and mixtures of them.
+
+    `timings` of the layers, where they are known already, are not measured again. What `journal`
+    holds is not either, and what is measured goes into it.
+    """
+    run = _Run(artifact, engine, config or CalibrationConfig(), journal or _journal(), watch)
+    settle(run.quiet)
+    with pinned(engine.threads) if run.config.pin else nullcontext():
+        layers = run.layers() if timings is None else tuple(timings)
+        table = DeviceTable(content=artifact.content, device=run.device, layers=layers, profiles={})
+        table = table.model_copy(update={"groups": run.groups(table)})
+        chain, grid = run.subjects(table)
+        blocks = run.measure(chain, grid)
+        table = _with_profiles(table, chain, blocks)
+        named = {p.name: subject_of(artifact, table, p) for p in artifact.manifest.chain}
+        energy, energies = run.energies(named | grid)
+    rows = [
+        grid_row(artifact, subject, summarize(blocks[name]).p50, energies.get(name))
+        for name, subject in grid.items()
+    ]
+    own = [
+        grid_row(artifact, subject, table.profiles[name].p50, energies.get(name))
+        for name, subject in named.items()
+    ]
+    table = with_grid(table, [*own, *held_out(rows)])
+    starts = run.starts(table) if run.config.starts else {}
+    mine = {name: energies[name] for name in named if name in energies}
+    update = {
+        "starts": starts, "conditions": run.quiet.conditions, "energy": energy, "energy_mj": mine,
+    }  # fmt: skip
+    return table.model_copy(update=update)
+
+
+def about(artifact: Artifact, engine: Engine, config: CalibrationConfig) -> dict[str, object]:
+    """What a journal has to be about for this calibration to go on from it."""
+    device = describe(engine).model_dump()
+    return {"content": artifact.content, "device": device, "config": asdict(config)}
+
+
+def subject_of(artifact: Artifact, table: DeviceTable, profile: Profile) -> Subject:
+    """A profile of the artifact as the table has it executed."""
+    specs = artifact.manifest.specs
+    forms = table.forms.get(profile.name) or choose_forms(table.layers, specs, profile.points)
+    grouped = table.grouped(profile.points, forms)
+    return Subject(profile, forms, artifact.ranges(profile.name), grouped)
+
+
+class _Run:
+    """One calibration: what its steps share."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        engine: Engine,
+        config: CalibrationConfig,
+        journal: Journal,
+        watch: Watch,
+    ) -> None:
+        self.artifact, self.engine, self.config = artifact, engine, config
+        self.journal, self.watch = journal, watch
+        self.device = describe(engine)
+        self.quiet = watchful(config.busy)
+        self.inputs: list[Array] = example_inputs(artifact)
+        self.specs = artifact.manifest.specs
+
+    def layers(self) -> tuple[LayerTiming, ...]:
+        """The stored ranks of every layer, in each form."""
+        entries = self.artifact.entries.values()
+        ranks = [(e.spec, tuple(sorted({p.rank for p in e.menu}))) for e in entries]
+        known = {
+            key.removeprefix("layer "): [LayerTiming.model_validate(item) for item in value]
+            for key, value in self.journal.results.items()
+            if key.startswith("layer ")
+        }
+
+        def keep(key: str, timings: list[LayerTiming]) -> None:
+            self.journal.put(f"layer {key}", [t.model_dump(mode="json") for t in timings])
+
+        return time_layers(
+            self.engine, ranks, quiet=self.quiet, watch=self.watch, known=known, keep=keep
+        )
+
+    def groups(self, table: DeviceTable) -> tuple[GroupTiming, ...]:
+        """Layers that read one input, together and apart, at the points of the profiles."""
+        found: dict[str, GroupTiming] = {}
+        wanted = candidate_groups(self.artifact.graph().graph, self.artifact.entries)
+        profiles = list(self.artifact.manifest.chain)
+        for index, profile in enumerate(profiles):
+            forms = choose_forms(table.layers, self.specs, profile.points)
+            for layers in wanted:
+                self.watch("timing grouped products", index, len(profiles))
+                ranks = tuple(profile.points[name].rank for name in layers)
+                if len({forms[name] for name in layers}) > 1:
+                    continue
+                found[f"{layers} {ranks} {forms[layers[0]]}"] = self._group(
+                    layers, ranks, forms[layers[0]]
+                )
+        return tuple(found.values())
+
+    def _group(self, layers: tuple[str, ...], ranks: tuple[int, ...], form: Form) -> GroupTiming:
+        specs = [self.specs[name] for name in layers]
+        shapes = [replace(spec, name="") for spec in specs]
+        key = f"group {shapes} {ranks} {form}"
+        known = self.journal.get(key)
+        if known is None:
+            timing = time_group(self.engine, specs, ranks, form, self.quiet)
+            known = self.journal.put(key, timing.model_dump(mode="json"))
+        return GroupTiming.model_validate(known).model_copy(update={"layers": layers})
+
+    def subjects(self, table: DeviceTable) -> tuple[dict[str, Subject], dict[str, Subject]]:
+        """What is timed: the artifact's profiles, and the grid."""
+        chain: dict[str, Subject] = {}
+        certified = _certified_forms(self.artifact, table)
+        for profile in self.artifact.manifest.chain:
+            mine = subject_of(self.artifact, table, profile)
+            chain[profile.name] = mine
+            forms = certified.get(profile.name)
+            if forms is not None and forms != mine.forms:
+                grouped = table.grouped(profile.points, forms)
+                other = Subject(profile, forms, mine.ranges, grouped)
+                chain[profile.name + CERTIFIED] = other
+        ranges = widest_ranges(self.artifact)
+        grid = {}
+        for profile in mixtures(self.artifact, self.config.grid, self.config.seed):
+            forms = choose_forms(table.layers, self.specs, profile.points)
+            grouped = table.grouped(profile.points, forms)
+            grid[profile.name] = Subject(profile, forms, ranges, grouped)
+        return chain, grid
+
+    def measure(
+        self, chain: Mapping[str, Subject], grid: Mapping[str, Subject]
+    ) -> dict[str, Blocks]:
+        """Times in blocks: the chain in sweeps, the grid in batches between them."""
+        names = list(grid)
+        # Near ones of the grid go to different batches, so that a batch's mood is not a trend.
+        count = math.ceil(len(names) / BATCH)
+        batches = [names[index::count] for index in range(count)]
+        tasks: list[tuple[str, Mapping[str, Subject], int]] = []
+        sweep = math.ceil(self.config.rounds / SWEEPS)
+        for index in range(SWEEPS):
+            tasks.append((f"profiles, sweep {index + 1} of {SWEEPS}", chain, sweep))
+            if index < SWEEPS - 1:
+                for number in range(count)[index :: SWEEPS - 1]:
+                    batch = {name: grid[name] for name in batches[number]}
+                    title = f"grid, batch {number + 1} of {count}"
+                    tasks.append((title, batch, self.config.grid_rounds))
+        times: dict[str, Blocks] = {}
+        with ExitStack() as kept:
+            compiled: dict[str, Session] = {}
+            kept.callback(compiled.clear)
+            for title, subjects, rounds in tasks:
+                for name, blocks in self._task(title, subjects, rounds, compiled).items():
+                    times.setdefault(name, []).extend(blocks)
+                for name in subjects.keys() - chain.keys():
+                    compiled.pop(name, None)
+        return times
+
+    def _task(
+        self, title: str, subjects: Mapping[str, Subject], rounds: int, compiled: dict[str, Session]
+    ) -> dict[str, Blocks]:
+        known: dict[str, Blocks] | None = self.journal.get(title)
+        if known is not None and known.keys() == subjects.keys():
+            return known
+        for index, (name, subject) in enumerate(subjects.items()):
+            self.watch(f"{title}: compiling", index, len(subjects))
+            if name not in compiled:
+                graph = subject.graph(self.artifact, self.device.weight_bits)
+                compiled[name] = self.engine.compile(graph)
+        sessions = {name: compiled[name] for name in subjects}
+        times = sample(
+            runners(sessions, self.inputs), rounds, quiet=self.quiet,
+            tick=lambda done, total: self.watch(f"{title}: timing", done, total),
+        )  # fmt: skip
+        self.journal.put(title, times)
+        return times
+
+    def energies(self, subjects: Mapping[str, Subject]) -> tuple[str, dict[str, float]]:
+        """What is read energies by, and millijoules a call; or why they are not to be had."""
+        meter = find_meter()
+        if isinstance(meter, Unavailable):
+            return f"unavailable: {meter.reason}", {}
+        self.watch("measuring idle power", 0, 1)
+        idle = idle_watts(meter)
+        found = {}
+        for index, (name, subject) in enumerate(subjects.items()):
+            self.watch(f"measuring energy: {name}", index, len(subjects))
+            known = self.journal.get(f"energy {name}")
+            if known is None:
+                graph = subject.graph(self.artifact, self.device.weight_bits)
+                call = runners({name: self.engine.compile(graph)}, self.inputs)[name]
+                known = self.journal.put(f"energy {name}", energy_per_call(meter, call, idle))
+            found[name] = float(known)
+        return meter.name, found
+
+    def starts(self, table: DeviceTable) -> dict[str, Start]:
+        """Cold starts and memory of the artifact's profiles."""
+        found = {}
+        chain = list(self.artifact.manifest.chain)
+        for index, profile in enumerate(chain):
+            self.watch(f"cold start: {profile.name}", index, len(chain))
+            known = self.journal.get(f"start {profile.name}")
+            if known is None:
+                subject = subject_of(self.artifact, table, profile)
+                start = time_start(self.artifact, self.engine, subject, self.device.weight_bits)
+                known = self.journal.put(f"start {profile.name}", start.model_dump(mode="json"))
+            found[profile.name] = Start.model_validate(known)
+        return found
+
+
+def _journal() -> Journal:
+    return Journal(None, {})
+
+
+def _with_profiles(
+    table: DeviceTable, chain: Mapping[str, Subject], blocks: Mapping[str, Blocks]
+) -> DeviceTable:
+    """The table with each profile's times, in the certified forms where those are as fast."""
+    profiles, forms = {}, {}
+    for name, subject in chain.items():
+        if name.endswith(CERTIFIED):
+            continue
+        mine, chosen = summarize(blocks[name]), subject
+        if name + CERTIFIED in chain:
+            other = summarize(blocks[name + CERTIFIED])
+            if other.p50 <= WORTH * mine.p50 or other.ci95[0] <= mine.ci95[1]:
+                mine, chosen = other, chain[name + CERTIFIED]
+        profiles[name], forms[name] = mine, dict(chosen.forms)
+    return table.model_copy(update={"profiles": profiles, "forms": forms})
+
+
+def _certified_forms(artifact: Artifact, table: DeviceTable) -> dict[str, dict[str, Form]]:
+    """Forms of this engine's that certificates of the artifact are for, by profile."""
+    ledger = artifact.ledger()
+    device = table.device
+    keys = {
+        e.profile: e.forms for e in (ledger.entries if ledger else ()) if e.engine == device.engine
+    }
+    found = {}
+    for other in artifact.devices():
+        for name, forms in other.forms.items():
+            if keys.get(name) == forms_key(forms, device.weight_bits):
+                found[name] = forms
+    return found

@@ -1,0 +1,79 @@
+"""What a long measurement has done so far, so that one that was stopped goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from t3c.artifact.folder import writing
+
+
+class Journal:
+    """Results by key, each a line of JSON that is on disk when `put` returns.
+
+    A journal that is about something else, or that was cut off within a line, counts as far as it
+    is whole and right. Without a path it is kept in memory alone.
+    """
+
+    def __init__(self, path: Path | None, about: dict[str, Any]) -> None:
+        self.path = path
+        self.about = json.loads(json.dumps(about))
+        self.results: dict[str, Any] = {}
+        if path is not None:
+            self.results = self._read(path)
+            with writing(path):
+                path.parent.mkdir(exist_ok=True)
+                path.write_text("".join(map(_line, [self.about, *self._pairs()])))
+
+    @property
+    def resumed(self) -> int:
+        """How many results it holds."""
+        return len(self.results)
+
+    def get(self, key: str) -> Any | None:
+        return self.results.get(key)
+
+    def put(self, key: str, value: Any) -> Any:
+        """Keep a result; what is returned is what a later `get` will give."""
+        self.results[key] = json.loads(json.dumps(value))
+        if self.path is not None:
+            with writing(self.path), self.path.open("a") as file:
+                file.write(_line([key, value]))
+                file.flush()
+                os.fsync(file.fileno())
+        return self.results[key]
+
+    def finish(self) -> None:
+        """Forget everything: the work is done and stored elsewhere."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def _pairs(self) -> list[list[Any]]:
+        return [[key, value] for key, value in self.results.items()]
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        if path.is_symlink() or not path.is_file():
+            return {}
+        head, *lines = path.read_bytes().splitlines() or [b""]
+        if _parsed(head) != self.about:
+            return {}
+        results: dict[str, Any] = {}
+        for line in lines:
+            pair = _parsed(line)
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+                break
+            results[pair[0]] = pair[1]
+        return results
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value) + "\n"
+
+
+def _parsed(line: bytes) -> Any | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
