@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from t3c.control.knapsack import allocations
 from t3c.control.menu import Option, chain
-from t3c.control.profiles import NAMES, pick_profiles
+from t3c.control.profiles import NAMES, spread
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint, Menu
+from t3c.spec import LayerPoint, Profile, ProfileChain
 
 
 @st.composite
@@ -91,13 +91,9 @@ def test_allocations_are_nested_and_the_best_of_their_cost(grids: list[list[Opti
 @given(st.lists(option_grids(), min_size=1, max_size=4), st.floats(1e-4, 1))
 def test_profiles_are_a_chain_that_ends_at_the_top(grids: list[list[Option]], worst: float) -> None:
     path = allocations({f"layer{i}": chain(grid) for i, grid in enumerate(grids)})
-    profiles = pick_profiles(path, worst)
-    assert profiles.top.name == "max"
+    picked = spread(path, worst, len(NAMES))
+    profiles = ProfileChain(tuple(Profile(str(i), a.points) for i, a in enumerate(picked)))
     useful = [a for a in path if a.drift <= worst] or path[-1:]
     assert len(profiles) == min(len(NAMES), len(useful))
     assert dict(profiles.top.points) == dict(path[-1].points)
-    assert [p.name for p in profiles] == list(NAMES[-len(profiles) :])
-    drift = {tuple(sorted((n, p.rank, p.bits) for n, p in a.points.items())): a.drift for a in path}
-    for profile in list(profiles)[:-1]:
-        key = tuple(sorted((n, p.rank, p.bits) for n, p in profile.points.items()))
-        assert drift[key] <= worst
+    assert all(a.drift <= worst for a in picked[:-1])

@@ -15,7 +15,6 @@ from t3c.control.profiles import (
     Measured,
     Pruned,
     names_for,
-    pick_profiles,
     prune,
     spread,
     thin,
@@ -69,9 +68,6 @@ def test_spread_takes_what_is_of_use(drifts: list[float], worst: float, count: i
     assert costs == sorted(set(costs))
     assert all(a in useful for a in picked)
     assert picked[-1] is path[-1]
-    chain = pick_profiles(path, worst, names_for(count))
-    assert [dict(p.points) for p in chain] == [a.points for a in picked]
-    assert [p.name for p in chain] == list(names_for(count)[-len(picked) :])
 
 
 def test_nothing_to_spread() -> None:

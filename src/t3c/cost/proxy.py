@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from t3c.cost.work import layer_work
+from t3c.cost.work import stage_work
 from t3c.errors import MissingExtraError, SpecError
 from t3c.spec import Form, Kind, LayerSpec, Profile
 
-CONSTANT = "constant"
-FEATURES = (CONSTANT, *(f"{kind}.{unit}" for kind in Kind for unit in ("gflop", "mb", "launch")))
+CONSTANT, POINTWISE, FLOAT = "constant", " pointwise", " to float"
+KINDS = (*Kind, *(f"{kind}{POINTWISE}" for kind in (Kind.CONV1D, Kind.CONV2D)))
+TYPES = tuple(f"{kind}{end}" for kind in KINDS for end in ("", FLOAT))
+FEATURES = (CONSTANT, *(f"{name}.{unit}" for name in TYPES for unit in ("gflop", "mb", "launch")))
 # What each proxy may use: the hybrid everything, the other two one kind of work, to compare with.
 PROXIES: dict[str, tuple[str, ...]] = {
     "hybrid": FEATURES,
@@ -48,16 +50,27 @@ class Proxy:
         return np.array([self.coefficients.get(name, 0.0) for name in FEATURES])
 
 
-def features(specs: Mapping[str, LayerSpec], profile: Profile, forms: Mapping[str, Form]) -> Row:
-    """The FEATURES of a profile: a constant, and work summed by layer kind."""
+def features(
+    specs: Mapping[str, LayerSpec],
+    profile: Profile,
+    forms: Mapping[str, Form],
+    to_float: Collection[str] = (),
+) -> Row:
+    """The FEATURES of a profile: a constant, and work summed by type.
+
+    The type of a kernel is the kind of its layer, whether it is a convolution of single points,
+    and whether its output is rounded to 8 bits again: engines have other kernels for each. That of
+    the last one of a layer `to_float` is not.
+    """
     total = dict.fromkeys(FEATURES, 0.0)
     total[CONSTANT] = 1.0
     for name, point in profile.points.items():
-        work = layer_work(specs[name], point, forms[name])
-        kind = specs[name].kind
-        total[f"{kind}.gflop"] += work.flops / 1e9
-        total[f"{kind}.mb"] += work.moved_bytes / 1e6
-        total[f"{kind}.launch"] += work.launches
+        for work in stage_work(specs[name], point, forms[name]):
+            floats = work.last and name in to_float
+            kind = f"{specs[name].kind}{POINTWISE * work.pointwise}{FLOAT * floats}"
+            total[f"{kind}.gflop"] += work.flops / 1e9
+            total[f"{kind}.mb"] += work.moved_bytes / 1e6
+            total[f"{kind}.launch"] += work.launches
     return np.array([total[name] for name in FEATURES])
 
 

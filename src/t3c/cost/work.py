@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 from t3c.spec import Cost, Form, Kind, LayerPoint, LayerSpec, Profile
@@ -10,13 +11,23 @@ from t3c.spec import Cost, Form, Kind, LayerPoint, LayerSpec, Profile
 SCALE_BYTES = 4
 
 
-def layer_work(spec: LayerSpec, point: LayerPoint, form: Form) -> Cost:
-    """The work of one layer, all its runs; weights and activations move as int8."""
-    size = stored_bytes(spec, point)
+@dataclass(frozen=True)
+class StageWork:
+    """The work of one kernel: of a convolution of single points or not, and the layer's last."""
+
+    pointwise: bool
+    last: bool
+    flops: int
+    moved_bytes: int
+    launches: int
+
+
+def stage_work(spec: LayerSpec, point: LayerPoint, form: Form) -> list[StageWork]:
+    """The kernels of one layer, all its runs; weights and activations move as int8."""
     if spec.kind is Kind.EMBEDDING:
         rows = spec.in_positions * spec.in_channels
-        return Cost(0, 2 * rows * spec.runs, spec.runs, size)
-    flops = moved = 0
+        return [StageWork(False, True, 0, 2 * rows * spec.runs, spec.runs)]
+    found = []
     shapes = spec.executed_shapes(point, form)
     factored = len(shapes) > 1
     strided = spec.strided_stage() if factored else 0
@@ -24,9 +35,28 @@ def layer_work(spec: LayerSpec, point: LayerPoint, form: Form) -> Cost:
     for index, (shape, group) in enumerate(zip(shapes, groups, strict=True)):
         before = spec.in_positions if index <= strided else spec.out_positions
         after = spec.in_positions if index < strided else spec.out_positions
-        flops += 2 * prod(shape) * after
-        moved += prod(shape) + shape[1] * group * before + shape[0] * after
-    return Cost(flops * spec.runs, moved * spec.runs, len(shapes) * spec.runs, size)
+        moved = prod(shape) + shape[1] * group * before + shape[0] * after
+        found.append(
+            StageWork(
+                pointwise=spec.convolution and prod(shape[2:]) == 1,
+                last=index == len(shapes) - 1,
+                flops=2 * prod(shape) * after * spec.runs,
+                moved_bytes=moved * spec.runs,
+                launches=spec.runs,
+            )
+        )
+    return found
+
+
+def layer_work(spec: LayerSpec, point: LayerPoint, form: Form) -> Cost:
+    """The work of one layer, and the bytes stored for it."""
+    parts = stage_work(spec, point, form)
+    return Cost(
+        sum(part.flops for part in parts),
+        sum(part.moved_bytes for part in parts),
+        sum(part.launches for part in parts),
+        stored_bytes(spec, point),
+    )
 
 
 def stored_bytes(spec: LayerSpec, point: LayerPoint) -> int:

@@ -191,7 +191,8 @@ def _digits() -> Subject:
     torch.manual_seed(0)
     model = DigitsNet()
     train_digits(model, digits, 3, 0)
-    return Subject("digits", model, list(digits.loader(64)), digits.calibration)
+    batches = [inputs for inputs, _ in digits.loader(64)]
+    return Subject("digits", model, batches, digits.calibration)
 
 
 def _resnet50(statistics: int = 48, calibration: int = 60) -> Subject:

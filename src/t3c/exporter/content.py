@@ -195,7 +195,7 @@ def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple
     """Inputs of elastic layers, and what passes between the stages of factored ones."""
     graph = traced.model.graph
     named = {entry.spec.name: entry for entry in entries}
-    names = quantized_inputs(graph, named)
+    names = quantized_inputs(graph, {name: entry.spec for name, entry in named.items()})
     for node in [node for node in graph.node if node.domain == ELASTIC_DOMAIN]:
         entry = named[elastic_layer(node)]
         inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if entry.ranks else 0

@@ -25,6 +25,7 @@ from t3c.exporter.allocate import Allocated, Wanted, allocate
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
 from t3c.runtime.calibrate import CalibrationConfig, calibrate
+from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.measured import Watch, time_layers
 from t3c.runtime.runtime import Runtime
@@ -130,7 +131,8 @@ def export(
         _check_described(traced, image, names)
         say(f"timing layer points on {engine.name}, {engine.threads} threads")
         ranks = [(plan.spec, plan.ranks) for plan in state.plan.layers]
-        timings = time_layers(engine, ranks, quiet=watchful(True), watch=watch)
+        to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
+        timings = time_layers(engine, ranks, to_float, quiet=watchful(True), watch=watch)
         say("allocating ranks and bits")
         wanted = Wanted(
             2 * config.profiles - 1, config.worst_drift, config.size_weight, config.proposals,

@@ -19,6 +19,7 @@ CHUNK = 1_000_000
 BLOCKS = 4
 BLOCK_SECONDS = 1.0
 LEAST_BLOCK_SECONDS = 0.25
+LOT_SECONDS = 5.0  # that times of a lot of short calls are taken over
 
 Floats = NDArray[np.float64]
 Blocks = list[list[float]]
@@ -86,6 +87,23 @@ def _middle_ranks(count: int, rng: np.random.Generator) -> tuple[Floats, Floats]
     below = rng.beta(half, half + 1, BOOTSTRAPS)
     # The next one is the least of the `half` draws that are uniform above it.
     return below, below + (1 - below) * rng.beta(1, half, BOOTSTRAPS)
+
+
+def paced(
+    candidates: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    seconds: float = LOT_SECONDS,
+    most: int = 20,
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:
+    """At least `rounds`, and as many more, up to `most` times, as some seconds of timing take."""
+    begin = clock()
+    for call in candidates.values():
+        call()
+        call()
+    one = max(clock() - begin, 1e-6)
+    return max(rounds, min(most * rounds, round(seconds / one)))
 
 
 def interleave(

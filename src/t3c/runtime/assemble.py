@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from t3c.artifact.manifest import ELASTIC_DOMAIN, LayerEntry, elastic_kind, elastic_layer
+from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_kind, elastic_layer
 from t3c.artifact.reader import Artifact
 from t3c.errors import CorruptError, SpecError
 from t3c.runtime.builder import (
@@ -64,7 +64,7 @@ def assemble(
 
     plan = plan_groups(graph, entries, builder.constants, stages_of, grouped)
     rounded: dict[str, str] = {}
-    feeds = set(quantized_inputs(graph, entries))
+    feeds = set(quantized_inputs(graph, artifact.manifest.specs))
     for value in model_inputs:
         if value.name in feeds:
             rounded[value.name] = builder.quantized(value.name)
@@ -110,23 +110,26 @@ def _add_constants(
     return [value for value in graph.input if value.name not in dense]
 
 
-def quantized_inputs(graph: onnx.GraphProto, entries: Mapping[str, LayerEntry]) -> list[str]:
+def quantized_inputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> list[str]:
     """The tensors that elastic layers multiply by their weights."""
     names = []
     for node in graph.node:
         if node.domain != ELASTIC_DOMAIN:
             continue
-        if elastic_layer(node) not in entries:
+        if elastic_layer(node) not in specs:
             raise CorruptError(f"the graph names an unknown layer {elastic_layer(node)!r}")
-        if elastic_kind(node, entries[elastic_layer(node)].spec) != "embedding":
+        if elastic_kind(node, specs[elastic_layer(node)]) != "embedding":
             names.append(node.input[0])
     return names
 
 
 def synthetic_layer(
-    spec: LayerSpec, point: LayerPoint, form: Form, seed: int = 0
+    spec: LayerSpec, point: LayerPoint, form: Form, seed: int = 0, *, to_float: bool = False
 ) -> onnx.ModelProto:
-    """A graph of one layer alone, with random weights: for timing it."""
+    """A graph of one layer alone, with random weights: for timing it.
+
+    Its output is rounded to 8 bits, as where another layer follows, or stays float.
+    """
     inner = [f"{spec.name}/stage{index}" for index in range(3)]
     builder = Builder(dict.fromkeys(["x", "y", *inner], (-1, 1)))
     stages = _random_stages(spec, point, form, np.random.default_rng(seed))
@@ -135,7 +138,7 @@ def synthetic_layer(
     bias = builder.constant("bias", np.zeros(spec.out_channels, dtype=np.float32))
     x = "x" if table else builder.quantized("x")
     builder.layer(spec.name, kind, spec, stages, x, None if table else bias, "y")
-    out = builder.quantized("y")
+    out = "y" if to_float else builder.quantized("y")
     into, outof = example_shape(spec)
     return builder.model(
         [

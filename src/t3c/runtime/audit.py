@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from t3c.errors import DataError, SpecError
+from t3c.measure.latency import interleave, paced
 from t3c.measure.pinning import pinned
 from t3c.measure.quiet import Conditions, Quiet, settle, watchful
 from t3c.runtime.engines.protocol import Array
-from t3c.runtime.measured import example_inputs, time_sessions
+from t3c.runtime.measured import example_inputs, runners
 from t3c.runtime.runtime import Runtime
 from t3c.spec import Budget, Latency, Profile
 
@@ -106,8 +107,8 @@ def measure(
     """Live latencies of all profiles at batch 1, in turns."""
     with pinned(runtime.engine.threads):
         sessions = {p.name: runtime.session(p.name) for p in runtime.chain}
-        inputs = example_inputs(runtime.artifact)
-        return time_sessions(sessions, inputs, rounds, quiet=quiet, tick=tick)
+        calls = runners(sessions, example_inputs(runtime.artifact))
+        return interleave(calls, paced(calls, rounds), quiet=quiet, tick=tick)
 
 
 def correct(runtime: Runtime, samples: Array, labels: Array) -> dict[str, Array]:

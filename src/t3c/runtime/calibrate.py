@@ -18,10 +18,11 @@ from t3c.artifact.devices import (
 from t3c.artifact.reader import Artifact
 from t3c.errors import SpecError
 from t3c.measure.energy import Unavailable, energy_per_call, find_meter, idle_watts
-from t3c.measure.latency import Blocks, sample, summarize
+from t3c.measure.latency import Blocks, paced, sample, summarize
 from t3c.measure.pinning import pinned
 from t3c.measure.quiet import settle, watchful
 from t3c.runtime.assemble import candidate_groups
+from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, Session
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.grid import grid_row, held_out, mixtures, widest_ranges, with_grid
@@ -49,7 +50,8 @@ class CalibrationConfig:
     """How much to measure.
 
     `rounds` times each profile of the artifact is timed, `grid_rounds` each of `grid` others: all
-    of them mixtures of the artifact's profiles, layer by layer, a third held out of the fit.
+    of them mixtures of the artifact's profiles, layer by layer, a third held out of the fit. Short
+    calls are timed more often, so that each lot takes some seconds.
     `pin` keeps an engine of fewer threads than cores on as many cores; `busy` measures a machine
     that other processes use, instead of refusing to; `starts` times cold starts too.
     """
@@ -154,8 +156,9 @@ class _Run:
         def keep(key: str, timings: list[LayerTiming]) -> None:
             self.journal.put(f"layer {key}", [t.model_dump(mode="json") for t in timings])
 
+        to_float = float_outputs(self.artifact.graph().graph, self.specs)
         return time_layers(
-            self.engine, ranks, quiet=self.quiet, watch=self.watch, known=known, keep=keep
+            self.engine, ranks, to_float, quiet=self.quiet, watch=self.watch, known=known, keep=keep
         )
 
     def groups(self, table: DeviceTable) -> tuple[GroupTiming, ...]:
@@ -244,9 +247,9 @@ class _Run:
             if name not in compiled:
                 graph = subject.graph(self.artifact, self.device.weight_bits)
                 compiled[name] = self.engine.compile(graph)
-        sessions = {name: compiled[name] for name in subjects}
+        calls = runners({name: compiled[name] for name in subjects}, self.inputs)
         times = sample(
-            runners(sessions, self.inputs), rounds, quiet=self.quiet,
+            calls, paced(calls, rounds), quiet=self.quiet,
             tick=lambda done, total: self.watch(f"{title}: timing", done, total),
         )  # fmt: skip
         self.journal.put(title, times)

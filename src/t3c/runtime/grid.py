@@ -10,6 +10,7 @@ from t3c.artifact.devices import DeviceTable, GridRow
 from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import FEATURES, PROXIES, Proxy, Row, features, fit_proxy, judge
 from t3c.runtime.builder import Ranges
+from t3c.runtime.context import float_outputs
 from t3c.runtime.measured import Subject
 from t3c.spec import Profile
 
@@ -52,9 +53,15 @@ def widest_ranges(artifact: Artifact) -> Ranges:
 
 def grid_row(artifact: Artifact, subject: Subject, ms: float, energy: float | None) -> GridRow:
     """A measured profile, with its work counted."""
-    work = features(artifact.manifest.specs, subject.profile, subject.forms)
+    work = work_of(artifact, subject)
     named = {name: float(value) for name, value in zip(FEATURES, work, strict=True) if value}
     return GridRow(features=named, ms=ms, held_out=False, energy_mj=energy)
+
+
+def work_of(artifact: Artifact, subject: Subject) -> Row:
+    """The counted work of a profile as it is executed."""
+    to_float = float_outputs(artifact.graph().graph, artifact.manifest.specs)
+    return features(artifact.manifest.specs, subject.profile, subject.forms, to_float)
 
 
 def held_out(rows: Sequence[GridRow]) -> list[GridRow]:

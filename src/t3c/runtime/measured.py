@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,16 +51,26 @@ def describe(engine: Engine) -> Device:
 
 
 def time_layer(
-    engine: Engine, spec: LayerSpec, ranks: Iterable[int], quiet: Quiet | None = None
+    engine: Engine,
+    spec: LayerSpec,
+    ranks: Iterable[int],
+    quiet: Quiet | None = None,
+    *,
+    to_float: bool = False,
 ) -> list[LayerTiming]:
     """Time a layer at each rank in each form it can run in, interleaved, on random weights.
 
-    Bits do not matter to the time: codes of fewer bits run on the same int8 kernels.
+    Bits do not matter to the time: codes of fewer bits run on the same int8 kernels. Whether its
+    output is rounded to 8 bits again, or stays float, does matter to some engines.
     """
-    graphs = {f"{spec.full_rank} dense": synthetic_layer(spec, _point(spec.full_rank), Form.DENSE)}
+
+    def graph(rank: int, form: Form) -> onnx.ModelProto:
+        return synthetic_layer(spec, _point(rank), form, to_float=to_float)
+
+    graphs = {f"{spec.full_rank} dense": graph(spec.full_rank, Form.DENSE)}
     for rank in ranks:
         if Form.FACTORED in spec.forms(_point(rank)):
-            graphs[f"{rank} factored"] = synthetic_layer(spec, _point(rank), Form.FACTORED)
+            graphs[f"{rank} factored"] = graph(rank, Form.FACTORED)
     p50 = _time_graphs(engine, graphs, example_input(spec), quiet)
     timings = []
     for rank in ranks:
@@ -101,6 +111,7 @@ def _time_graphs(
 def time_layers(
     engine: Engine,
     layers: Sequence[tuple[LayerSpec, tuple[int, ...]]],
+    to_float: Collection[str] = (),
     *,
     quiet: Quiet | None = None,
     watch: Watch = lambda what, done, total: None,
@@ -109,15 +120,17 @@ def time_layers(
 ) -> tuple[LayerTiming, ...]:
     """Every rank of every layer in every form, on the engine. Layers of one geometry share.
 
-    `known` are timings by geometry that need not be measured again; `keep` gets the new ones.
+    The outputs of those `to_float` are not rounded again. `known` are timings by geometry that
+    need not be measured again; `keep` gets the new ones.
     """
     shared = dict(known or {})
     timings: list[LayerTiming] = []
     for index, (spec, ranks) in enumerate(layers):
         watch(f"timing layers: {spec.name}", index, len(layers))
-        key = f"{replace(spec, name='')} {ranks}"
+        floats = spec.name in to_float
+        key = f"{replace(spec, name='')} {ranks}{' to float' if floats else ''}"
         if key not in shared:
-            shared[key] = time_layer(engine, spec, ranks, quiet)
+            shared[key] = time_layer(engine, spec, ranks, quiet, to_float=floats)
             keep(key, shared[key])
         timings += [t.model_copy(update={"layer": spec.name}) for t in shared[key]]
     watch("timing layers", len(layers), len(layers))

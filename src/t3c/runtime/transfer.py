@@ -9,13 +9,13 @@ import numpy as np
 
 from t3c.artifact.devices import Device, DeviceTable
 from t3c.artifact.reader import Artifact
-from t3c.cost.proxy import Proxy, features, refit
+from t3c.cost.proxy import Proxy, Row, refit
 from t3c.errors import SpecError
 from t3c.measure.latency import interleave
 from t3c.measure.quiet import settle, watchful
 from t3c.runtime.calibrate import CalibrationConfig, subject_of
 from t3c.runtime.engines import Engine
-from t3c.runtime.grid import vector_of
+from t3c.runtime.grid import vector_of, work_of
 from t3c.runtime.measured import Watch, describe, example_inputs, runners
 from t3c.spec import Latency, Profile
 
@@ -139,11 +139,8 @@ def refit_points(
     return Refitted(replace(proxy, fitted=len(rows)), max(errors, default=0.0))
 
 
-def _work(
-    artifact: Artifact, donor: DeviceTable, profile: Profile
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    subject = subject_of(artifact, donor, profile)
-    return features(artifact.manifest.specs, profile, subject.forms)
+def _work(artifact: Artifact, donor: DeviceTable, profile: Profile) -> Row:
+    return work_of(artifact, subject_of(artifact, donor, profile))
 
 
 def _predicted(
