@@ -23,6 +23,7 @@ from t3c.experiments.cost import (
     audit_all,
     audit_rows,
     calibrate_all,
+    held_out_rows,
     make_artifact,
     profile_rows,
     proxy_row,
@@ -44,6 +45,7 @@ def main() -> int:
     only = parser.parse_args().only
     tables: dict[str, list[dict[str, Any]]] = {
         "proxies": [], "transfer": [], "profiles": [], "audits": [], "machine_load": [],
+        "held_out": [],
     }  # fmt: skip
     WORK.mkdir(parents=True, exist_ok=True)
     paths: dict[str, Path] = {}
@@ -63,6 +65,7 @@ def main() -> int:
                 artifact = make_artifact(subject, path, say)
                 calibrated = calibrate_all(artifact, subject.name, say, watch)
                 tables["proxies"] += [proxy_row(one) for one in calibrated]
+                tables["held_out"] += [row for one in calibrated for row in held_out_rows(one)]
                 tables["transfer"] += transfer_rows(calibrated)
                 tables["profiles"] += profile_rows(calibrated)
                 paths[subject.name] = path

@@ -1,4 +1,4 @@
-"""`make docs`: put the tables of out/bench-*.json, and their picture, into the docs."""
+"""`make docs`: put the tables of out/bench-*.json, and their pictures, into the docs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from t3c.artifact.folder import write_atomic
+from t3c.report.cost import cost_picture
 from t3c.report.fidelity import fidelity_picture
 
 DOCS, OUT = Path("docs"), Path("out")
@@ -23,6 +24,9 @@ def main() -> int:
     if fidelity:
         picture = fidelity_picture(fidelity["tables"]["ranks"])
         write_atomic(DOCS / "fidelity.svg", picture.encode())
+    cost = _read("bench-cost")
+    if cost:
+        write_atomic(DOCS / "cost.svg", cost_picture(cost["tables"]["held_out"]).encode())
     return 0
 
 

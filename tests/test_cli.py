@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,11 +107,89 @@ def test_bench_and_report(made: Made, tmp_path: Path) -> None:
 
 
 def test_audit(made: Made) -> None:
-    done = t3c("audit", made.artifact, "--budgets", 100, "--json")
+    data = made.folder / "test.npz"
+    done = t3c("audit", made.artifact, "--budgets", 100, "--data", data, "--busy", "--json")
     found = json.loads(done.stdout)
     assert found["budgets"] == 100
     assert found["monotone_violations"] == 0
+    assert set(found["monotone"]) == {"rank_and_bits", "size", "cost", "drift", "accuracy"}
+    assert set(found["over"]) == {"p50", "p90"}
+    assert found["accuracy"].keys() == found["live"].keys()
     assert done.returncode == 0
+    text = t3c("audit", made.artifact, "--budgets", 20, "--rounds", 5, "--busy")
+    assert "0 monotone violations" in " ".join(text.stdout.split())
+
+
+def test_calibrate_merge_and_quick(made: Made, copied: Path, tmp_path: Path) -> None:
+    few = ("--rounds", 4, "--grid", 6, "--busy", "--json")
+    device = ("--engine", "onnxruntime", "--threads", 1)
+    done = t3c("calibrate", copied, *device, *few, "--forms")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["source"] == "measured"
+    assert set(found["proxies"]) == {"hybrid", "flops", "bytes"}
+    for row in found["profiles"].values():
+        assert 0 < row["p50"] <= row["p90"] <= row["p99"]
+        assert row["cold_ms"] > 0
+        assert row["activation_bytes"] > 0
+    layers = len(made.exported.profiles) * len(made.exported.profiles.top.points)
+    assert len(found["forms"]) == layers
+    assert all(row["why"] for row in found["forms"])
+    table = Path(found["table"])
+    assert not list(table.parent.glob("*.journal"))
+    # A table is a file to share: taken from here and added again, it is the same device.
+    shared = tmp_path / "shared.json"
+    shared.write_bytes(table.read_bytes())
+    table.unlink()
+    assert t3c("calibrate", copied, "--merge", shared).returncode == 0
+    assert table.read_bytes() == shared.read_bytes()
+    other = made_of_other_content(copied, tmp_path)
+    refused("measured on other content", "calibrate", other, "--merge", shared)
+    done = t3c("calibrate", copied, "--engine", "openvino", "--threads", 1, "--quick", *few)
+    assert json.loads(done.stdout)["error"] is not None, done.stderr
+    text = t3c("run", copied, "--input", made.folder / "one.npy", "--threads", 1, "--latency-ms", 9)
+    assert "latencies are from 3 profiles measured" in " ".join(text.stdout.split())
+
+
+def made_of_other_content(artifact: Path, folder: Path) -> Path:
+    """The artifact with another model's name, so that its content is another."""
+    other = Path(shutil.copytree(artifact, folder / "other.t3c"))
+    raw = json.loads((other / MANIFEST).read_text())
+    raw["model"]["name"] = "other"
+    (other / MANIFEST).write_text(json.dumps(raw))
+    (other / "ledger.json").unlink()
+    shutil.rmtree(other / "devices")
+    return other
+
+
+def test_a_killed_calibration_is_taken_up_again(copied: Path) -> None:
+    command = [
+        sys.executable, "-m", "t3c.cli", "calibrate", str(copied), "--threads", "1", "--busy",
+        "--rounds", "600", "--grid", "6", "--json",
+    ]  # fmt: skip
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    kept = 0
+    while first.poll() is None and kept < 2:
+        time.sleep(0.02)
+        found = list((copied / "devices").glob("*.journal"))
+        kept = len(found[0].read_bytes().splitlines()) - 1 if found else 0
+    first.kill()
+    first.wait()
+    assert kept >= 2
+    assert not list((copied / "devices").glob("openvino-1t*.json"))
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.search(r"going on from \d+ steps", again.stderr)
+    assert list((copied / "devices").glob("openvino-1t*.json"))
+
+
+def test_two_calibrations_of_one_device_do_not_meet(copied: Path) -> None:
+    from t3c.artifact.folder import locked
+    from t3c.runtime.engines import open_engine
+    from t3c.runtime.measured import describe
+
+    key = describe(open_engine("openvino", 1)).key
+    with locked(copied / "devices" / f"{key}.json"):
+        refused("another process is writing it", "calibrate", copied, "--threads", 1, "--busy")
 
 
 def test_without_arguments_it_helps() -> None:
@@ -159,7 +239,12 @@ def test_bad_requests(made: Made, tmp_path: Path) -> None:
         "--drift",
         "nan",
     )
+    refused("quantile must be p50", "run", artifact, "--input", one, "--quantile", "p75")
     refused("unknown engine 'abacus'", "run", artifact, "--input", one, "--engine", "abacus")
+    refused("unknown engine 'abacus'", "calibrate", artifact, "--engine", "abacus")
+    refused("no such artifact folder", "calibrate", "nowhere")
+    refused("nowhere.json", "calibrate", artifact, "--merge", "nowhere.json")
+    refused("x and y are needed", "audit", artifact, "--data", made.folder / "calibration.npz")
     refused("no such file", "run", artifact, "--input", tmp_path / "missing.npy")
     np.save(tmp_path / "wrong.npy", np.zeros((3, 5), np.float32))
     refused(

@@ -10,7 +10,7 @@ from t3c.control.knapsack import allocations
 from t3c.control.menu import Option, chain
 from t3c.control.profiles import NAMES, spread
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint, Profile, ProfileChain
+from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
 
 
 @st.composite

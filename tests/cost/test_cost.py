@@ -56,13 +56,13 @@ def test_proxy_recovers_a_device_it_can_express(seed: int) -> None:
     rng = np.random.default_rng(seed)
     truth = rng.uniform(0.1, 2, len(FEATURES)) * (rng.random(len(FEATURES)) < 0.6)
     truth[0] = 0.5
-    rows = [np.concatenate([[1.0], rng.uniform(0, 3, len(FEATURES) - 1)]) for _ in range(40)]
+    rows = [np.concatenate([[1.0], rng.uniform(0, 3, len(FEATURES) - 1)]) for _ in range(90)]
     times = [float(row @ truth) for row in rows]
-    proxy = judge(fit_proxy(rows[:30], times[:30]), rows[30:], times[30:], times[:30])
+    proxy = judge(fit_proxy(rows[:80], times[:80]), rows[80:], times[80:], times[:80])
     assert all(value >= 0 for value in proxy.coefficients.values())
     assert proxy.mape is not None
     assert proxy.mape < 1e-3
-    assert (proxy.fitted, proxy.held_out) == (30, 10)
+    assert (proxy.fitted, proxy.held_out) == (80, 10)
 
 
 def test_a_proxy_uses_only_what_it_is_given() -> None:
@@ -153,3 +153,23 @@ def test_work_of_other_stages() -> None:
     assert looked_up.size_bytes == 1000 * 64 // 2 + 4 * 1000
     tied = replace(LINEAR, bit_offsets=(1, 0))
     assert stored_bytes(tied, LayerPoint(4, 4)) == 4 * 20 * 5 // 8 + 30 * 4 // 2 + 4 * (4 + 30)
+
+
+def test_kernels_are_told_apart_by_what_engines_have_kernels_for() -> None:
+    specs, points = {"conv": CONV}, {"conv": LayerPoint(16, 8)}
+    row = features(specs, Profile("p", points), {"conv": Form.FACTORED}, to_float={"conv"})
+    named = {name: value for name, value in zip(FEATURES, row, strict=True) if value}
+    launches = {name: value for name, value in named.items() if name.endswith("launch")}
+    # Tucker-2: a pointwise stage, the core, and a pointwise stage whose output stays float.
+    assert launches == {
+        "conv2d.launch": 1.0,
+        "conv2d pointwise.launch": 1.0,
+        "conv2d pointwise to float.launch": 1.0,
+    }
+    work = layer_work(CONV, points["conv"], Form.FACTORED)
+    assert sum(v for n, v in named.items() if n.endswith("gflop")) * 1e9 == pytest.approx(
+        work.flops
+    )
+    assert sum(v for n, v in named.items() if n.endswith("mb")) * 1e6 == pytest.approx(
+        work.moved_bytes
+    )

@@ -4,6 +4,7 @@ import copy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ import t3c
 from conftest import Made, quick
 from t3c.artifact.devices import LayerTiming
 from t3c.artifact.reader import Artifact
-from t3c.convert import LayerPlan, elasticize_, state_of
+from t3c.control.profiles import names_for
+from t3c.convert import elasticize_, state_of, units
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
 from t3c.exporter import ExportConfig, export
+from t3c.exporter.allocate import Wanted, allocate
 from t3c.exporter.export import split
 from t3c.runtime.engines import ENGINES
-from t3c.spec import Form, ImageSpec
+from t3c.spec import Form, ImageSpec, LayerPoint, LayerSpec
 
 
 def test_every_profile_was_measured_and_certified(made: Made) -> None:
@@ -31,8 +34,11 @@ def test_every_profile_was_measured_and_certified(made: Made) -> None:
     assert all(p.stored < 1e-3 and p.engine < 0.1 for p in exported.parity)
     proxy = exported.table.proxy
     assert proxy is not None
-    assert 1 <= proxy.held_out <= 5
-    assert exported.table.energy == "unavailable"
+    assert proxy.held_out == 2
+    assert exported.table.energy.startswith("unavailable: ") or exported.table.energy_mj
+    p50 = [latency.p50 for latency in exported.table.profiles.values()]
+    assert min(p50) > 0
+    assert all(p.reason for p in exported.pruned)
 
 
 @pytest.mark.parametrize("fast", list(Form))
@@ -41,22 +47,27 @@ def test_forms_are_the_faster_ones(
 ) -> None:
     """On devices where one form always wins, that one runs, and engines agree with torch on it."""
 
-    def timed(engine: object, plans: Sequence[LayerPlan], say: object) -> tuple[LayerTiming, ...]:
-        def ms(plan: LayerPlan, rank: int, form: Form) -> float:
-            return (0.1 if form is fast else 5.0) + 0.01 * rank / plan.spec.full_rank
+    def timed(
+        engine: object,
+        layers: Sequence[tuple[LayerSpec, tuple[int, ...]]],
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[LayerTiming, ...]:
+        def ms(spec: LayerSpec, rank: int, form: Form) -> float:
+            return (0.1 if form is fast else 5.0) + 0.01 * rank / spec.full_rank
 
         return tuple(
             LayerTiming(
-                layer=plan.spec.name,
+                layer=spec.name,
                 rank=rank,
                 ms={
-                    form: ms(plan, rank, form)
+                    form: ms(spec, rank, form)
                     for form in Form
-                    if form is Form.DENSE or rank < plan.ranks[-1]
+                    if form is Form.DENSE or rank < ranks[-1]
                 },
             )
-            for plan in plans
-            for rank in plan.ranks
+            for spec, ranks in layers
+            for rank in ranks
         )
 
     monkeypatch.setattr(sys.modules["t3c.exporter.export"], "time_layers", timed)
@@ -76,6 +87,53 @@ def test_forms_are_the_faster_ones(
         if not specs[n].stored_dense(point)
     ]
     assert set(low) == {fast}
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"profiles": 2}, 2),
+        ({"profiles": 7, "proposals": "template", "tie": "stage"}, 7),
+        ({"profiles": 1}, 1),
+    ],
+)
+def test_any_number_of_profiles_by_knapsack_or_template(
+    made: Made, tmp_path: Path, options: dict[str, Any], most: int
+) -> None:
+    config = ExportConfig(calibration=quick(2), worst_drift=5.0, **options)
+    exported = export(made.model, tmp_path / "a.t3c", [made.digits.calibration], config)
+    names = [p.name for p in exported.profiles]
+    assert tuple(names) == names_for(len(names))
+    assert 1 <= len(names) <= most
+    top = exported.profiles.top
+    plan = state_of(made.model).plan
+    assert dict(top.points) == {p.spec.name: LayerPoint(p.ranks[-1], 8) for p in plan.layers}
+    assert len(exported.pruned) + len(names) <= 2 * most - 1
+    if options.get("tie") == "stage":
+        # Layers that repeat a geometry take one point in every profile.
+        for unit in units(plan.layers, "stage"):
+            for profile in exported.profiles:
+                assert len({profile.points[layer.spec.name] for layer in unit.layers}) == 1
+
+
+def test_a_layer_over_its_tolerance_is_escalated(made: Made) -> None:
+    plan = state_of(made.model).plan
+    timings = tuple(
+        LayerTiming(layer=p.spec.name, rank=rank, ms={Form.DENSE: 0.1 + 0.01 * rank})
+        for p in plan.layers
+        for rank in p.ranks
+    )
+    samples = made.digits.calibration[0][:16]
+    free = allocate(made.model, samples, plan.layers, timings, Wanted(5, 5.0, 0.5))
+    capped = allocate(
+        made.model, samples, plan.layers, timings, Wanted(5, 5.0, 0.5, layer_drift=0.02)
+    )
+    assert not free.notes
+    assert any("over the tolerance 0.02" in note for note in capped.notes)
+    low, safe = free.profiles.profiles[0], capped.profiles.profiles[0]
+    assert low <= safe
+    assert low != safe
+    assert max(capped.drifts.values()) < max(free.drifts.values())
 
 
 def test_slices_are_disjoint_and_seeded() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import t3c
 from conftest import Made
@@ -22,6 +22,7 @@ from t3c.nn import at
 from t3c.runtime.assemble import activation_grid, assemble
 from t3c.runtime.audit import audit, over
 from t3c.runtime.engines import ENGINES, open_engine
+from t3c.runtime.engines.onnxruntime import unsigned_activations
 from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.runtime import Runtime, load
 from t3c.spec import Budget, Form, Latency
@@ -252,3 +253,25 @@ def test_activation_grids_cover_their_range() -> None:
     scale, zero = activation_grid(-3.0, 1.0)
     assert (zero.dtype, float(scale) * 127) == (np.int8, pytest.approx(3.0))
     assert float(activation_grid(0.0, 0.0)[0]) > 0
+
+
+def test_onnxruntime_counts_signed_activations_from_128(made: Made) -> None:
+    """The grid stays the same: codes move by 128, and so does the zero they are counted from."""
+    profile = made.exported.profiles.top
+    artifact = Artifact(made.artifact)
+    forms = {n: artifact.manifest.specs[n].forms(p)[0] for n, p in profile.points.items()}
+    graph = assemble(artifact, profile, forms, artifact.ranges(profile.name), 7)
+    before = {i.name: i for i in graph.graph.initializer}
+    after = {i.name: i for i in unsigned_activations(graph).graph.initializer}
+    zeros = [n.input[2] for n in graph.graph.node if n.op_type == "QuantizeLinear"]
+    signed = [name for name in zeros if before[name].data_type == TensorProto.INT8]
+    assert signed
+    for name in signed:
+        assert after[name].data_type == TensorProto.UINT8
+        assert int(numpy_helper.to_array(after[name])) == 128
+    untouched = set(before) - set(signed)
+    assert all(before[name] == after[name] for name in untouched)
+    x = samples(made, 4)
+    wanted = TorchSession(graph).run([x])[0]
+    moved = TorchSession(unsigned_activations(graph)).run([x])[0]
+    np.testing.assert_allclose(moved, wanted, atol=1e-5)

@@ -121,6 +121,19 @@ def proxy_row(one: Calibrated) -> Row:
     }  # fmt: skip
 
 
+def held_out_rows(one: Calibrated) -> list[Row]:
+    """Each held-out profile: what was measured, and what the hybrid proxy says."""
+    assert one.table.proxy is not None
+    return [
+        {
+            "model": one.model, "device": one.device, "measured": row.ms,
+            "predicted": one.table.proxy.predict(vector_of(row)),
+        }
+        for row in one.table.grid
+        if row.held_out
+    ]  # fmt: skip
+
+
 def untouched(table: DeviceTable) -> float:
     """The share of the fastest held-out profile's time that is the same at every rank."""
     assert table.proxy is not None

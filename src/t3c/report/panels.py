@@ -13,7 +13,7 @@ text { font-family: system-ui, sans-serif; fill: #222; }
 .label { font-size: 12px; } .mid { text-anchor: middle; } .end { text-anchor: end; }
 .grid { stroke: #ddd; } .axis { stroke: #444; }
 .plain { fill: #b3590b; stroke: #b3590b; } .aware { fill: #0b62a4; stroke: #0b62a4; }
-.bits { fill: #4a7a2a; stroke: #4a7a2a; }
+.bits { fill: #4a7a2a; stroke: #4a7a2a; } .other { fill: #7a2a6a; stroke: #7a2a6a; }
 .line { fill: none; stroke-width: 2; } .span { stroke-width: 2; }
 """
 HEAD, KEY = 34, 34
@@ -33,7 +33,7 @@ def panels(
     ]
     named = {one.name: one for _, _, _, series in charts for one in series}
     for index, one in enumerate(named.values()):
-        x = 64 + index * 300
+        x = 64 + index * min(300, (width - 64) // len(named))
         parts.append(f'<circle class="{one.style}" cx="{x}" cy="18" r="6"/>')
         parts.append(f'<text class="title" x="{x + 14}" y="23">{escape(one.name)}</text>')
     for index, (name, x_axis, y_axis, series) in enumerate(charts):
