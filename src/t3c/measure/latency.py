@@ -125,6 +125,25 @@ def summarize(blocks: Blocks) -> Latency:
     return quantiles([ms for block in blocks for ms in block], blocks=labels)
 
 
+def level(lots: Sequence[Mapping[str, Blocks]], common: Sequence[str]) -> dict[str, Blocks]:
+    """Lots measured at different times as one, brought to one speed of the machine.
+
+    The candidates in `common` are in every lot: how long they took in one, over what they took in
+    all, is taken out of that lot.
+    """
+    if not lots:
+        return {}
+    medians = [{n: float(np.median(np.concatenate(lot[n]))) for n in common} for lot in lots]
+    whole = {n: float(np.median([median[n] for median in medians])) for n in common}
+    found: dict[str, Blocks] = {}
+    for lot, median in zip(lots, medians, strict=True):
+        speed = float(np.median([median[n] / whole[n] for n in common]))
+        for name, blocks in lot.items():
+            scaled = [[ms / speed for ms in block] for block in blocks]
+            found.setdefault(name, []).extend(scaled)
+    return found
+
+
 def sample(
     candidates: Mapping[str, Callable[[], object]],
     rounds: int,

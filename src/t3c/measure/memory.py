@@ -31,6 +31,16 @@ def reset_peak() -> bool:
     return True
 
 
+def available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of memory that are free for use; None where the system does not tell."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
 def peak_live(
     steps: Sequence[tuple[Sequence[str], Sequence[str]]],
     sizes: Mapping[str, int],

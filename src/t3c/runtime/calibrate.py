@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 from t3c.artifact.devices import (
     DeviceTable,
+    GridRow,
     GroupTiming,
     LayerTiming,
     Start,
@@ -18,7 +19,8 @@ from t3c.artifact.devices import (
 from t3c.artifact.reader import Artifact
 from t3c.errors import SpecError
 from t3c.measure.energy import Unavailable, energy_per_call, find_meter, idle_watts
-from t3c.measure.latency import Blocks, paced, sample, summarize
+from t3c.measure.latency import Blocks, level, paced, sample, summarize
+from t3c.measure.memory import available
 from t3c.measure.pinning import pinned
 from t3c.measure.quiet import settle, watchful
 from t3c.runtime.assemble import candidate_groups
@@ -39,8 +41,9 @@ from t3c.runtime.measured import (
 from t3c.runtime.starts import time_start
 from t3c.spec import Form, Profile
 
-SWEEPS = 3  # over the artifact's profiles: before, amid and after the grid, minutes apart
-BATCH = 12  # profiles of the grid that are compiled at the same time
+SWEEPS = 3  # over the profiles, minutes apart
+BATCH = 12  # profiles of the grid compiled at the same time where free memory is not known
+COPIES, SESSION_BYTES = 4, 32 << 20  # of its weights, and besides: what a compiled profile takes
 WORTH = 1.03  # how much slower a certified set of forms may be before it is given up
 CERTIFIED = " as certified"
 
@@ -90,19 +93,18 @@ def calibrate(
         table = DeviceTable(content=artifact.content, device=run.device, layers=layers, profiles={})
         table = table.model_copy(update={"groups": run.groups(table)})
         chain, grid = run.subjects(table)
-        blocks = run.measure(chain, grid)
-        table = _with_profiles(table, chain, blocks)
+        sweeps, lots = run.measure(chain, grid)
+        table = _with_profiles(table, chain, sweeps)
         named = {p.name: subject_of(artifact, table, p) for p in artifact.manifest.chain}
         energy, energies = run.energies(named | grid)
-    rows = [
-        grid_row(artifact, subject, summarize(blocks[name]).p50, energies.get(name))
-        for name, subject in grid.items()
-    ]
-    own = [
-        grid_row(artifact, subject, table.profiles[name].p50, energies.get(name))
-        for name, subject in named.items()
-    ]
-    table = with_grid(table, [*own, *held_out(rows)])
+
+    def row(name: str, subject: Subject) -> GridRow:
+        kept = name if subject.forms == chain.get(name, subject).forms else name + CERTIFIED
+        p50 = summarize(lots[kept]).p50 if lots else table.profiles[name].p50
+        return grid_row(artifact, subject, p50, energies.get(name))
+
+    own = [row(name, subject) for name, subject in named.items()]
+    table = with_grid(table, [*own, *held_out([row(*item) for item in grid.items()])])
     starts = run.starts(table) if run.config.starts else {}
     mine = {name: energies[name] for name in named if name in energies}
     update = {
@@ -210,31 +212,40 @@ class _Run:
 
     def measure(
         self, chain: Mapping[str, Subject], grid: Mapping[str, Subject]
-    ) -> dict[str, Blocks]:
-        """Times in blocks: the chain in sweeps, the grid in batches between them."""
+    ) -> tuple[dict[str, Blocks], dict[str, Blocks]]:
+        """Times in blocks: of the chain in sweeps, and between those of the chain and the grid.
+
+        The grid is timed all together, or in batches as large as memory allows, each beside the
+        chain; a machine that is faster or slower in one of them is told by the chain.
+        """
         names = list(grid)
-        # Near ones of the grid go to different batches, so that a batch's mood is not a trend.
-        count = math.ceil(len(names) / BATCH)
-        batches = [names[index::count] for index in range(count)]
-        tasks: list[tuple[str, Mapping[str, Subject], int]] = []
-        sweep = math.ceil(self.config.rounds / SWEEPS)
+        count = max(1, math.ceil(len(names) / self._room()))
+        batches = [{n: grid[n] for n in names[i::count]} for i in range(count)] if names else []
+        sweeps: dict[str, Blocks] = {}
+        lots: list[dict[str, Blocks]] = []
+        compiled: dict[str, Session] = {}
         for index in range(SWEEPS):
-            tasks.append((f"profiles, sweep {index + 1} of {SWEEPS}", chain, sweep))
-            if index < SWEEPS - 1:
-                for number in range(count)[index :: SWEEPS - 1]:
-                    batch = {name: grid[name] for name in batches[number]}
-                    title = f"grid, batch {number + 1} of {count}"
-                    tasks.append((title, batch, self.config.grid_rounds))
-        times: dict[str, Blocks] = {}
-        with ExitStack() as kept:
-            compiled: dict[str, Session] = {}
-            kept.callback(compiled.clear)
-            for title, subjects, rounds in tasks:
-                for name, blocks in self._task(title, subjects, rounds, compiled).items():
-                    times.setdefault(name, []).extend(blocks)
-                for name in subjects.keys() - chain.keys():
-                    compiled.pop(name, None)
-        return times
+            turn = f"{index + 1} of {SWEEPS}"
+            rounds = math.ceil(self.config.rounds / SWEEPS)
+            times = self._task(f"profiles, sweep {turn}", chain, rounds, compiled)
+            for name, blocks in times.items():
+                sweeps.setdefault(name, []).extend(blocks)
+            rounds = math.ceil(self.config.grid_rounds / SWEEPS)
+            for number, batch in enumerate(batches):
+                title = f"grid, sweep {turn}, batch {number + 1} of {count}"
+                lots.append(self._task(title, {**chain, **batch}, rounds, compiled))
+                if count > 1:
+                    for name in batch:
+                        compiled.pop(name, None)
+        return sweeps, level(lots, list(chain))
+
+    def _room(self) -> int:
+        """How many compiled profiles of the grid fit into half of the memory that is free."""
+        free = available()
+        if free is None:
+            return BATCH
+        largest = self.artifact.manifest.size_bytes(self.artifact.manifest.chain.top.name)
+        return max(1, int(free / 2 / (COPIES * largest + SESSION_BYTES)))
 
     def _task(
         self, title: str, subjects: Mapping[str, Subject], rounds: int, compiled: dict[str, Session]
