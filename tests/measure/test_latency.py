@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t3c.errors import DisturbedError, SpecError
-from t3c.measure.latency import interleave, quantiles, sample, summarize
+from t3c.measure.latency import interleave, level, paced, quantiles, sample, summarize
 from t3c.measure.quiet import Quiet, Reading
 from t3c.spec import Latency
 
@@ -276,3 +276,24 @@ def test_a_busy_machine_is_refused_or_recorded() -> None:
     assert quiet.conditions.reason == "other processes used 0.50 of a core"
     interleave(candidates, 40, quiet=quiet, clock=lambda: machine.now)
     assert quiet.conditions.repeated == 3
+
+
+def test_lots_are_brought_to_one_speed() -> None:
+    """Candidates timed in a slow hour and in a fast one compare by what both hours had in common."""
+    slow = {"a": [[2.0, 2.0]], "b": [[4.0]], "late": [[6.0, 6.0]]}
+    fast = {"a": [[1.0], [1.0]], "b": [[2.0]], "early": [[3.0]]}
+    found = level([slow, fast], ["a", "b"])
+    medians = {name: float(np.median(np.concatenate(blocks))) for name, blocks in found.items()}
+    assert medians["late"] == pytest.approx(medians["early"])
+    assert medians["late"] / medians["a"] == pytest.approx(3)
+    assert medians["b"] / medians["a"] == pytest.approx(2)
+    assert [len(block) for block in found["a"]] == [2, 1, 1]
+    assert level([], ["a"]) == {}
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1e-4, 200), (0.01, 100), (1.0, 10)])
+def test_short_calls_are_timed_more_often(seconds: float, rounds: int) -> None:
+    machine = Machine()
+    calls = {"a": machine.call(lambda: seconds / 2)}
+    found = paced(calls, 10, seconds=1.0, clock=lambda: machine.now)
+    assert found == pytest.approx(rounds, rel=0.01)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from t3c.errors import SpecError
 from t3c.measure import memory
-from t3c.measure.memory import peak_live, peak_rss, reset_peak, rss
+from t3c.measure.memory import available, peak_live, peak_rss, reset_peak, rss
 
 Steps = list[tuple[list[str], list[str]]]
 NAMES = "abcdef"
@@ -82,3 +82,12 @@ def test_the_peak_remembers_what_was_freed_until_it_is_reset() -> None:
     assert peak - after > 50 * megabytes
     if reset_peak():
         assert peak_rss() < peak - 50 * megabytes
+
+
+def test_free_memory_is_what_the_system_says(tmp_path: Path) -> None:
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable:  40 kB\n")
+    assert available(info) == 40 * 1024
+    info.write_text("MemTotal: 100 kB\n")
+    assert available(info) is None
+    assert available(tmp_path / "none") is None

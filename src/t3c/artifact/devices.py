@@ -13,6 +13,7 @@ from pydantic import Field
 
 from t3c.artifact.manifest import Record
 from t3c.cost.proxy import Proxy
+from t3c.errors import CorruptError
 from t3c.measure.quiet import Conditions
 from t3c.spec import Certificate, Factorization, Form, Latency, LayerPoint, LayerSpec
 
@@ -118,8 +119,7 @@ class DeviceTable(Record):
 
     def guard(self, profile: str) -> float:
         """What to add to a profile's times, as a share, before they are held against a limit."""
-        moved = 2 * self.profiles[profile].spread
-        return max(LEAST_GUARD, moved, self.error or 0.0)
+        return max(LEAST_GUARD, self.profiles[profile].spread, self.error or 0.0)
 
     @property
     def proxy(self) -> Proxy | None:
@@ -131,6 +131,8 @@ class DeviceTable(Record):
         measured = {(g.layers, g.ranks, g.form): g for g in self.groups}
         found = []
         for layers in dict.fromkeys(g.layers for g in self.groups):
+            if not layers or not points.keys() >= set(layers):
+                raise CorruptError(f"the table of {self.device.title} groups unknown layers")
             ranks = tuple(points[name].rank for name in layers)
             timing = measured.get((layers, ranks, forms[layers[0]]))
             if timing and timing.together_ms <= WORTH * timing.apart_ms:

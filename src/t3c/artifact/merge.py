@@ -59,7 +59,7 @@ def pooled(a: Latency, b: Latency) -> Latency:
         return share * x + (1 - share) * y
 
     p50 = mean(a.p50, b.p50)
-    apart = abs(a.p50 - b.p50) / 2 / p50
+    apart = max(a.p50, b.p50) / p50 - 1
     return Latency(
         p50, mean(a.p90, b.p90), mean(a.p99, b.p99),
         (min(a.ci95[0], b.ci95[0]), max(a.ci95[1], b.ci95[1])),

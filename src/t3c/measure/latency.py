@@ -47,7 +47,7 @@ def quantiles(
     low, high = np.quantile(medians, [0.025, 0.975])
     p50, p90, p99 = np.quantile(samples, [0.5, 0.9, 0.99])
     of_blocks = [np.median(samples[labels == label]) for label in range(labels.max() + 1)]
-    spread = (max(of_blocks) - min(of_blocks)) / 2 / np.median(of_blocks)
+    spread = max(0.0, max(of_blocks) / p50 - 1)
     return Latency(
         float(p50), float(p90), float(p99), (float(low), float(high)), len(samples), float(spread)
     )

@@ -17,7 +17,7 @@ from t3c.artifact.devices import (
     forms_key,
 )
 from t3c.artifact.reader import Artifact
-from t3c.errors import SpecError
+from t3c.errors import CorruptError, SpecError
 from t3c.measure.energy import Unavailable, energy_per_call, find_meter, idle_watts
 from t3c.measure.latency import Blocks, level, paced, sample, summarize
 from t3c.measure.memory import available
@@ -123,6 +123,12 @@ def subject_of(artifact: Artifact, table: DeviceTable, profile: Profile) -> Subj
     """A profile of the artifact as the table has it executed."""
     specs = artifact.manifest.specs
     forms = table.forms.get(profile.name) or choose_forms(table.layers, specs, profile.points)
+    possible = {name: specs[name].forms(point) for name, point in profile.points.items()}
+    if forms.keys() != possible.keys() or any(f not in possible[n] for n, f in forms.items()):
+        raise CorruptError(
+            f"the table of {table.device.title} runs profile {profile.name!r} in forms its layers "
+            "do not have: calibrate again"
+        )
     grouped = table.grouped(profile.points, forms)
     return Subject(profile, forms, artifact.ranges(profile.name), grouped)
 
@@ -149,11 +155,12 @@ class _Run:
         """The stored ranks of every layer, in each form."""
         entries = self.artifact.entries.values()
         ranks = [(e.spec, tuple(sorted({p.rank for p in e.menu}))) for e in entries]
-        known = {
-            key.removeprefix("layer "): [LayerTiming.model_validate(item) for item in value]
-            for key, value in self.journal.results.items()
+        kept = {
+            key.removeprefix("layer "): self.journal.read(key, list[LayerTiming])
+            for key in self.journal.results
             if key.startswith("layer ")
         }
+        known = {key: timings for key, timings in kept.items() if timings}
 
         def keep(key: str, timings: list[LayerTiming]) -> None:
             self.journal.put(f"layer {key}", [t.model_dump(mode="json") for t in timings])
@@ -184,11 +191,11 @@ class _Run:
         specs = [self.specs[name] for name in layers]
         shapes = [replace(spec, name="") for spec in specs]
         key = f"group {shapes} {ranks} {form}"
-        known = self.journal.get(key)
-        if known is None:
+        timing = self.journal.read(key, GroupTiming)
+        if timing is None:
             timing = time_group(self.engine, specs, ranks, form, self.quiet)
-            known = self.journal.put(key, timing.model_dump(mode="json"))
-        return GroupTiming.model_validate(known).model_copy(update={"layers": layers})
+            self.journal.put(key, timing.model_dump(mode="json"))
+        return timing.model_copy(update={"layers": layers})
 
     def subjects(self, table: DeviceTable) -> tuple[dict[str, Subject], dict[str, Subject]]:
         """What is timed: the artifact's profiles, and the grid."""
@@ -250,7 +257,7 @@ class _Run:
     def _task(
         self, title: str, subjects: Mapping[str, Subject], rounds: int, compiled: dict[str, Session]
     ) -> dict[str, Blocks]:
-        known: dict[str, Blocks] | None = self.journal.get(title)
+        known = self.journal.read(title, dict[str, Blocks])
         if known is not None and known.keys() == subjects.keys():
             return known
         for index, (name, subject) in enumerate(subjects.items()):
@@ -276,12 +283,13 @@ class _Run:
         found = {}
         for index, (name, subject) in enumerate(subjects.items()):
             self.watch(f"measuring energy: {name}", index, len(subjects))
-            known = self.journal.get(f"energy {name}")
+            known = self.journal.read(f"energy {name}", float)
             if known is None:
                 graph = subject.graph(self.artifact, self.device.weight_bits)
                 call = runners({name: self.engine.compile(graph)}, self.inputs)[name]
-                known = self.journal.put(f"energy {name}", energy_per_call(meter, call, idle))
-            found[name] = float(known)
+                known = energy_per_call(meter, call, idle)
+                self.journal.put(f"energy {name}", known)
+            found[name] = known
         return meter.name, found
 
     def starts(self, table: DeviceTable) -> dict[str, Start]:
@@ -290,12 +298,12 @@ class _Run:
         chain = list(self.artifact.manifest.chain)
         for index, profile in enumerate(chain):
             self.watch(f"cold start: {profile.name}", index, len(chain))
-            known = self.journal.get(f"start {profile.name}")
-            if known is None:
+            start = self.journal.read(f"start {profile.name}", Start)
+            if start is None:
                 subject = subject_of(self.artifact, table, profile)
                 start = time_start(self.artifact, self.engine, subject, self.device.weight_bits)
-                known = self.journal.put(f"start {profile.name}", start.model_dump(mode="json"))
-            found[profile.name] = Start.model_validate(known)
+                self.journal.put(f"start {profile.name}", start.model_dump(mode="json"))
+            found[profile.name] = start
         return found
 
 

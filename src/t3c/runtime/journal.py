@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from t3c.artifact.folder import writing
+
+T = TypeVar("T")
 
 
 class Journal:
@@ -35,15 +39,23 @@ class Journal:
     def get(self, key: str) -> Any | None:
         return self.results.get(key)
 
-    def put(self, key: str, value: Any) -> Any:
-        """Keep a result; what is returned is what a later `get` will give."""
+    def read(self, key: str, kind: type[T]) -> T | None:
+        """A result of a kind; None where there is none, or none of that kind."""
+        if key not in self.results:
+            return None
+        try:
+            return TypeAdapter(kind).validate_python(self.results[key])
+        except ValidationError:
+            return None
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep a result, as plain JSON."""
         self.results[key] = json.loads(json.dumps(value))
         if self.path is not None:
             with writing(self.path), self.path.open("a") as file:
                 file.write(_line([key, value]))
                 file.flush()
                 os.fsync(file.fileno())
-        return self.results[key]
 
     def finish(self) -> None:
         """Forget everything: the work is done and stored elsewhere."""

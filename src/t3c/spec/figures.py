@@ -31,8 +31,7 @@ class Cost:
 class Latency:
     """Quantiles of measured wall-clock times, in milliseconds; `ci95` is of the p50.
 
-    `spread` is half the range of the p50 between blocks of rounds measured at different times,
-    relative to their median.
+    `spread` is how far above the p50 that of the slowest block of rounds was, as a share of it.
     """
 
     p50: float
