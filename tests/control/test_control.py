@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from t3c.control.knapsack import allocations
-from t3c.control.menu import Option, chain
+from t3c.control.menu import Option, chain, dropped
 from t3c.control.profiles import NAMES, spread
 from t3c.errors import SpecError
 from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
@@ -86,6 +86,19 @@ def test_allocations_are_nested_and_the_best_of_their_cost(grids: list[list[Opti
             if c <= allocation.cost * (1 - 1e-9) and d < allocation.squared_drift * (1 - 1e-9)
         ]
         assert not better
+
+
+@given(option_grids())
+def test_every_point_is_on_the_menu_or_has_a_reason(options: list[Option]) -> None:
+    kept = chain(options)
+    reasons = dropped(options, kept)
+    assert {o.point for o in kept} | set(reasons) == {o.point for o in options}
+    assert not {o.point for o in kept} & set(reasons)
+    for option in options:
+        if "costs and drifts no more" in reasons.get(option.point, ""):
+            assert any(
+                k.cost <= option.cost and k.squared_drift <= option.squared_drift for k in kept
+            )
 
 
 @given(st.lists(option_grids(), min_size=1, max_size=4), st.floats(1e-4, 1))

@@ -1,9 +1,10 @@
-"""`pip install t3c[openvino]` brings no torch, and that is enough to run an artifact."""
+"""`pip install t3c[openvino,calibrate]` brings no torch; it runs and calibrates an artifact."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import venv
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -55,11 +56,11 @@ def closure(name: str, extras: frozenset[str]) -> dict[str, Distribution]:
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that holds t3c, its needs and the openvino extra's, and nothing else."""
+    """An environment that holds t3c, what it and two of its extras need, and nothing else."""
     home = tmp_path_factory.mktemp("bare")
     venv.create(home, with_pip=False, symlinks=True)
     site = next(home.glob("lib/python*/site-packages"))
-    for key, dist in closure("t3c", frozenset({"openvino"})).items():
+    for key, dist in closure("t3c", frozenset({"openvino", "calibrate"})).items():
         if key == "t3c":
             continue
         for file in dist.files or []:
@@ -89,7 +90,7 @@ def test_it_answers_as_it_does_with_torch(made: Made, bare_python: Path) -> None
     assert answer["y"][0] == pytest.approx(wanted[0].tolist(), abs=1e-3)
 
 
-def test_its_command_line_works(made: Made, bare_python: Path) -> None:
+def test_its_command_line_works(made: Made, bare_python: Path, tmp_path: Path) -> None:
     run = [bare_python, "-c", "from t3c.cli import main; main()"]
     done = subprocess.run(
         [*run, "run", made.artifact, "--input", made.folder / "one.npy", "--json"],
@@ -97,6 +98,11 @@ def test_its_command_line_works(made: Made, bare_python: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["profile"] == "max"
+    copy = shutil.copytree(made.artifact, tmp_path / "copy.t3c")
+    few = ["--threads", "1", "--rounds", "2", "--grid", "6", "--busy", "--json"]
+    done = subprocess.run([*run, "calibrate", copy, *few], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["proxies"]["hybrid"]["held_out"] == 2
     done = subprocess.run([*run, "demo"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: torch is not installed: pip install 't3c[train]'\n"

@@ -31,9 +31,8 @@ def render_card(artifact: Artifact) -> str:
     ]
     tables = artifact.devices()
     for profile in manifest.profiles:
-        cells = [
-            f"{t.profiles[profile.name].p50:.3f}" for t in tables if profile.name in t.profiles
-        ]
+        times = [t.profiles.get(profile.name) for t in tables]
+        cells = ["-" if time is None else f"{time.p50:.3f}" for time in times]
         lines.append(f"| {profile.name} | {profile.size_bytes / 1e6:.3f} | {' | '.join(cells)} |")
     if ledger is not None:
         lines += [

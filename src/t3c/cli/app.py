@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,6 +62,16 @@ def progress() -> Iterator[Progress]:
     columns = (TextColumn("  {task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield progress
+
+
+def watcher(bar: Progress) -> Callable[[str, int, int], None]:
+    """One line of progress, for whatever is being done."""
+    task = bar.add_task("", total=1)
+
+    def watch(what: str, done: int, total: int) -> None:
+        bar.update(task, description=what, completed=done, total=total)
+
+    return watch
 
 
 def fail(message: str) -> None:

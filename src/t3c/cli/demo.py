@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import TaskID
 
 from t3c.artifact.folder import write_atomic
 from t3c.artifact.reader import Artifact
-from t3c.cli.app import JsonOpt, app, need, out_console, print_json, progress
+from t3c.cli.app import JsonOpt, app, need, out_console, print_json, progress, watcher
 from t3c.cli.artifacts import write_report
 from t3c.report.terminal import print_variants
 
@@ -26,15 +25,8 @@ def demo(
     from t3c.experiments.demo import run_demo
 
     out.mkdir(parents=True, exist_ok=True)
-    with progress() as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def watch(name: str, step: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=total)
-            bars.update(tasks[name], completed=step)
-
-        done = run_demo(out, lambda text: bars.console.print(f"· {text}"), watch)
+    with progress() as bar:
+        done = run_demo(out, lambda text: bar.console.print(f"· {text}"), watcher(bar))
     payload = done.result.model_dump(mode="json")
     bench_file, page = out / "bench.json", out / "report.html"
     write_atomic(bench_file, json.dumps(payload, indent=1).encode())

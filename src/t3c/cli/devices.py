@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, explain_forms
 from t3c.artifact.folder import locked
 from t3c.artifact.merge import merge, read_table
@@ -23,6 +24,7 @@ from t3c.cli.app import (
     out_console,
     print_json,
     progress,
+    watcher,
 )
 from t3c.errors import DataError
 from t3c.report.terminal import print_table, table_json
@@ -71,17 +73,14 @@ def calibrate(
             mine = known.get(table.device)
             opened.add_device(table if mine is None else merge(mine, table))
             err.print(f"· added {table.device.title}")
+        write_card(opened)
         return
     started = open_engine(engine, threads)
     config = CalibrationConfig(rounds=rounds, grid=grid, busy=busy)
     path = opened.path / DEVICES / f"{describe(started).key}.json"
     path.parent.mkdir(exist_ok=True)
     with locked(path), progress() as bar:
-        task = bar.add_task("starting", total=1)
-
-        def watch(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
+        watch = watcher(bar)
         if quick:
             table = calibrate_quickly(opened, started, config, watch)
             opened.add_device(table)
@@ -92,6 +91,7 @@ def calibrate(
             table = run_calibration(opened, started, config, journal=journal, watch=watch)
             opened.add_device(table)
             journal.finish()
+        write_card(opened)
     payload = table_json(table, str(path))
     if forms:
         payload["forms"] = form_rows(opened, table)
@@ -146,10 +146,10 @@ def audit(
             raise DataError(f"{data}: x and y are needed, it holds {', '.join(arrays)}")
         labelled = (arrays["x"], arrays["y"])
     with progress() as bar:
-        task = bar.add_task("timing profiles", total=rounds)
+        watch = watcher(bar)
         found = run_audit(
             runtime, budgets, rounds=rounds, data=labelled, busy=busy,
-            tick=lambda done, total: bar.update(task, completed=done, total=total),
+            tick=lambda done, total: watch("timing profiles", done, total),
         )  # fmt: skip
     if as_json:
         print_json(found.to_json())

@@ -50,6 +50,28 @@ def chain(options: Sequence[Option]) -> tuple[Option, ...]:
     return tuple(steps[index] for index in reversed(path))
 
 
+def dropped(options: Sequence[Option], kept: Sequence[Option]) -> dict[LayerPoint, str]:
+    """Why each option is not on the chain that was kept."""
+    points = {option.point for option in kept}
+    top = kept[-1]
+    found = {}
+    for option in options:
+        if option.point in points:
+            continue
+        better = [
+            k for k in kept if k.cost <= option.cost and k.squared_drift <= option.squared_drift
+        ]
+        if option.cost >= top.cost:
+            reason = f"costs {option.cost / top.cost:.2f} of the top and is less"
+        elif better:
+            other = better[-1].point
+            reason = f"rank {other.rank} at {other.bits} bits costs and drifts no more"
+        else:
+            reason = "no chain of points through it does better"
+        found[option.point] = reason
+    return found
+
+
 def _leads(below: Option, above: Option) -> bool:
     """Whether `above` may follow `below` in a chain."""
     rises = below.cost < above.cost and below.squared_drift > above.squared_drift

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,11 +17,12 @@ from t3c.artifact.devices import DeviceTable, GridRow
 from t3c.artifact.reader import Artifact
 from t3c.convert import ElasticConfig, elasticize_
 from t3c.cost.proxy import PROXIES, Proxy, mape, refit
+from t3c.errors import DisturbedError
 from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import Inputs, batches_of, select
 from t3c.runtime.audit import Audit, audit
 from t3c.runtime.calibrate import CalibrationConfig, calibrate
-from t3c.runtime.engines import open_engine
+from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.grid import vector_of
 from t3c.runtime.measured import Watch
 from t3c.runtime.runtime import load
@@ -37,7 +39,9 @@ EXPORT = ExportConfig(
     delta=0.1,
     calibration=CalibrationConfig(rounds=30, grid=0, starts=False, busy=True),
 )
+PATIENCE, PAUSE_SECONDS = 3, 20.0
 Say = Callable[[str], object]
+T = TypeVar("T")
 Row = dict[str, Any]
 
 
@@ -89,11 +93,27 @@ def calibrate_all(artifact: Artifact, model: str, say: Say, watch: Watch) -> lis
     found = []
     for engine, threads in DEVICES:
         say(f"calibrating {model} on {engine}, {threads} threads")
-        start = time.perf_counter()
-        table = calibrate(artifact, open_engine(engine, threads), watch=watch)
-        artifact.add_device(table)
-        found.append(Calibrated(model, table, (time.perf_counter() - start) / 60))
+        started = open_engine(engine, threads)
+
+        def timed(started: Engine = started) -> Calibrated:
+            start = time.perf_counter()
+            table = calibrate(artifact, started, watch=watch)
+            return Calibrated(model, table, (time.perf_counter() - start) / 60)
+
+        found.append(patiently(timed, say))
+        artifact.add_device(found[-1].table)
     return found
+
+
+def patiently(measure: Callable[[], T], say: Say) -> T:
+    """A measurement, begun again after a pause where the machine was too busy for it."""
+    for _ in range(PATIENCE):
+        try:
+            return measure()
+        except DisturbedError as busy:
+            say(f"{busy}; beginning again")
+            time.sleep(PAUSE_SECONDS)
+    return measure()
 
 
 def audit_all(path: Path, budgets: int, say: Say) -> dict[str, Audit]:
@@ -103,7 +123,7 @@ def audit_all(path: Path, budgets: int, say: Say) -> dict[str, Audit]:
         say(f"auditing {path.stem} on {engine}, {threads} threads")
         runtime = load(path, engine, threads)
         assert runtime.table is not None
-        found[name_of(runtime.table)] = audit(runtime, budgets)
+        found[name_of(runtime.table)] = patiently(partial(audit, runtime, budgets), say)
     return found
 
 

@@ -14,7 +14,7 @@ from t3c.artifact.folder import write_atomic
 from t3c.artifact.graph import to_onnx
 from t3c.convert import elasticize_
 from t3c.experiments.bench import Data, Result, bench
-from t3c.exporter import ExportConfig, export
+from t3c.exporter import export
 from t3c.runtime.runtime import load
 from t3c.spec import Budget, Certificate
 from t3c.train import TrainConfig, fit
@@ -71,7 +71,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     say("exporting: calibrating this machine, allocating, packing, certifying")
     artifact = out / "digits.t3c"
     export(
-        model, artifact, [digits.calibration], ExportConfig(), image=IMAGE, classes=CLASSES, say=say
+        model, artifact, [digits.calibration], image=IMAGE, classes=CLASSES, say=say, watch=watch
     )
     say("comparing with the original and with NNCF's int8, on data no step has seen yet")
     runtime = load(artifact)

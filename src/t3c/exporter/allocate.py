@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import EXACT_OUTPUTS, layer_sensitivities
 from t3c.control.knapsack import allocations
-from t3c.control.menu import Option, chain
+from t3c.control.menu import Option, chain, dropped
 from t3c.control.profiles import spread
 from t3c.control.snap import Wish, snap
 from t3c.convert import LayerPlan, Unit, units
@@ -43,13 +43,15 @@ class Wanted:
 class Allocated:
     """The menu of each layer, the profiles, and the first-order drift of each.
 
-    `notes` say where a proposal was not simply rounded to its menu, and why.
+    `notes` say where a proposal was not simply rounded to its menu, and why; `dropped`, by unit,
+    why a point is not on the menu.
     """
 
     menus: Mapping[str, Menu]
     profiles: ProfileChain
     drifts: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    dropped: Mapping[str, Mapping[LayerPoint, str]] = field(default_factory=dict)
 
     def renamed(self, names: Mapping[str, str]) -> Allocated:
         """The profiles that have a new name, under it; the others are dropped."""
@@ -97,7 +99,8 @@ def allocate(
         return Option(point, cost, squared)
 
     shared = {unit.name: unit for unit in units(plans, wanted.tie)}
-    chains = {n: chain([option(u, point) for point in u.points()]) for n, u in shared.items()}
+    offered = {n: [option(u, point) for point in u.points()] for n, u in shared.items()}
+    chains = {name: chain(options) for name, options in offered.items()}
     snapped = snap(propose(shared, chains, wanted), chains, tolerance=wanted.layer_drift)
     # Proposals that snap to the same points are one.
     different = {tuple(sorted(a.points.items(), key=_name)): a for a in snapped.allocations}
@@ -108,6 +111,7 @@ def allocate(
         _by_layer(shared, profiles),
         {name: a.drift for name, a in named.items()},
         tuple(f"{note.unit}: {note.point}: {note.reason}" for note in snapped.notes),
+        {name: dropped(offered[name], chains[name]) for name in chains},
     )
 
 

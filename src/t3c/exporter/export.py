@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.measured import Watch, time_layers
 from t3c.runtime.runtime import Runtime
-from t3c.spec import ImageSpec, ProfileChain
+from t3c.spec import ImageSpec, LayerPoint, ProfileChain
 
 PARITY_SAMPLES = 16
 
@@ -78,7 +78,11 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and what was measured on the way."""
+    """What was written, what was measured on the way, and why other things were not shipped.
+
+    `pruned` are candidate profiles, `notes` points that a proposal was not simply rounded to,
+    `dropped` points that are on no menu, by what shares them.
+    """
 
     path: Path
     profiles: ProfileChain
@@ -87,6 +91,7 @@ class Exported:
     parity: tuple[evidence.Parity, ...]
     pruned: tuple[Pruned, ...] = ()
     notes: tuple[str, ...] = ()
+    dropped: Mapping[str, Mapping[LayerPoint, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -166,8 +171,9 @@ def export(
         artifact.add_ledger(ledger)
         write_card(artifact)
     return Exported(
-        path, chosen.profiles, table, ledger, tuple(parity), tuple(pruned), chosen.notes
-    )
+        path, chosen.profiles, table, ledger, tuple(parity), tuple(pruned), chosen.notes,
+        chosen.dropped,
+    )  # fmt: skip
 
 
 def choose(

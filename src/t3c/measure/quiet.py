@@ -82,7 +82,8 @@ class Quiet:
 
     A stretch is disturbed if others used more than `most_foreign` cores, or if all that was
     measured ran more than `most_slowdown` times slower than before. Up to `retries` disturbed
-    stretches of a run are thrown away; the next one is refused or, without `refuse`, kept.
+    stretches of a run are thrown away; the next one is refused or, without `refuse`, kept. A
+    machine that is slower for good though others leave it alone is not refused either.
     """
 
     most_foreign: float = 0.15
@@ -121,11 +122,15 @@ class Quiet:
             self.thrown.append(verdict)
             self.sleep(PAUSE_SECONDS * 2**repeated)
             return False
-        if verdict.disturbed and self.refuse:
+        if verdict.disturbed and self.refuse and not self._of_itself(verdict):
             what = f"{verdict.reason}, after {repeated} repeats"
             raise DisturbedError(f"the machine is busy: {what}: {WAY_OUT}")
         self.kept.append(verdict)
         return True
+
+    def _of_itself(self, verdict: Verdict) -> bool:
+        """Whether the machine became slower without others taking any of it: that is how it is."""
+        return verdict.foreign is not None and verdict.foreign <= self.most_foreign
 
     @property
     def conditions(self) -> Conditions:
