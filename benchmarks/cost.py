@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from t3c.artifact.reader import DEVICES, Artifact
+from t3c.cli.app import progress, watcher
 from t3c.errors import DisturbedError, T3CError
 from t3c.experiments.cost import (
     audit_all,
@@ -50,12 +48,8 @@ def main() -> int:
     WORK.mkdir(parents=True, exist_ok=True)
     paths: dict[str, Path] = {}
     try:
-        with Progress(console=Console(stderr=True)) as bar:
-            task = bar.add_task("", total=1)
-
-            def watch(what: str, done: int, total: int) -> None:
-                bar.update(task, description=what, completed=done, total=total)
-
+        with progress() as bar:
+            watch = watcher(bar)
             for name, make in subjects().items():
                 if only not in (None, name):
                     continue

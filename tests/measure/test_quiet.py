@@ -14,6 +14,7 @@ from t3c.measure.quiet import (
     Quiet,
     Reading,
     Verdict,
+    combined,
     core_times,
     read_machine,
     settle,
@@ -171,7 +172,7 @@ def test_work_of_ones_own_threads_is_ones_own() -> None:
     # Hashing large buffers releases the lock, so that several threads run at once.
     code = (
         "import hashlib, threading, time\n"
-        "from t3c.measure.quiet import read_machine\n"
+        "from t3c.measure.quiet import Conditions, Verdict, combined, read_machine\n"
         "end = time.perf_counter() + 0.6\n"
         "def work():\n"
         "    while time.perf_counter() < end: hashlib.sha256(bytes(1 << 20))\n"
@@ -186,3 +187,23 @@ def test_work_of_ones_own_threads_is_ones_own() -> None:
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     own, cpu = map(float, out.stdout.split())
     assert own == pytest.approx(cpu, abs=0.03)
+
+
+def test_a_machine_that_is_slower_of_itself_is_kept_and_later_load_still_repeated() -> None:
+    quiet = Quiet(retries=2, sleep=lambda seconds: None)
+    slow = Verdict(True, 0.01, "all that is measured ran 1.30 times slower")
+    loaded = Verdict(True, 0.9, "other processes used 0.90 of a core", by_others=True)
+    assert [quiet.keeps(slow, repeated) for repeated in (0, 1, 2)] == [False, False, True]
+    assert quiet.conditions.disturbed
+    assert not quiet.keeps(loaded, 0)  # thrown away and repeated, not refused at once
+    with pytest.raises(DisturbedError, match=r"0\.90 of a core, after 2 repeats"):
+        quiet.keeps(loaded, 2)
+    unknown = Verdict(True, None, "all that is measured ran 1.30 times slower")
+    with pytest.raises(DisturbedError):
+        quiet.keeps(unknown, 2)
+
+
+def test_conditions_of_a_run_taken_up_again_are_those_of_both_parts() -> None:
+    first, second = Conditions(0.1, 2, True, "load"), Conditions(None, 3, False, "")
+    assert combined(first, second) == Conditions(0.1, 5, True, "load")
+    assert combined(None, second) == second

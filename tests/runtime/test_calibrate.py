@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from t3c.artifact.devices import DeviceTable, GroupTiming, LayerTiming, explain_
 from t3c.artifact.merge import merge, pooled, read_table
 from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import PROXIES
-from t3c.errors import CorruptError, DisturbedError, SpecError
+from t3c.errors import ArtifactError, CorruptError, DisturbedError, SpecError
 from t3c.runtime import calibrate as calibration
 from t3c.runtime.calibrate import CalibrationConfig, about, calibrate, subject_of
 from t3c.runtime.context import float_outputs
@@ -20,6 +21,7 @@ from t3c.runtime.engines import open_engine
 from t3c.runtime.grid import mixtures
 from t3c.runtime.journal import Journal
 from t3c.runtime.runtime import load
+from t3c.runtime.starts import time_start
 from t3c.runtime.transfer import calibrate_quickly, nearest, transfer_error, transferred
 from t3c.spec import Budget, Factorization, Form, Kind, Latency, LayerPoint, LayerSpec
 
@@ -109,10 +111,11 @@ def test_a_busy_machine_is_refused(artifact: Artifact, monkeypatch: pytest.Monke
         calibrate(artifact, open_engine("openvino", 1), CalibrationConfig(rounds=1, grid=0))
 
 
+@pytest.mark.parametrize(("slower", "stay"), [(1.01, True), (1.5, False)])
 def test_certified_forms_stay_unless_they_are_slower(
-    made: Made, copied: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, monkeypatch: pytest.MonkeyPatch, slower: float, stay: bool
 ) -> None:
-    """A second calibration whose layer table says otherwise does not lose the certificates."""
+    """A layer table that says otherwise does not cost the certificates; whole profiles may."""
     artifact = Artifact(copied)
     before = load(copied)
     assert set(before.certificates) == {p.name for p in before.chain}
@@ -120,16 +123,19 @@ def test_certified_forms_stay_unless_they_are_slower(
         t.model_copy(update={"ms": dict(zip(t.ms, reversed(t.ms.values()), strict=True))})
         for t in before.table.layers
     ]
-    engine = open_engine("openvino")
+
+    def sampled(calls: dict[str, object], rounds: int, **_: object) -> dict[str, list[list[float]]]:
+        return {
+            name: [[slower if name.endswith(calibration.CERTIFIED) else 1.0] * 5] for name in calls
+        }
+
+    monkeypatch.setattr(calibration, "sample", sampled)
     config = replace(SMALL, grid=0)
-    table = calibrate(artifact, engine, config, timings=flipped)
-    slower = [
-        name for name, p in table.profiles.items()
-        if table.forms[name] != before.table.forms[name]
-    ]  # fmt: skip
-    artifact.add_device(table)
+    artifact.add_device(calibrate(artifact, open_engine("openvino"), config, timings=flipped))
     after = load(copied)
-    assert {p.name for p in after.chain} - set(after.certificates) == set(slower)
+    changed = {name for name, forms in after.forms.items() if forms != before.forms[name]}
+    assert bool(changed) is not stay
+    assert set(after.certificates) == {p.name for p in after.chain} - changed
 
 
 def test_a_device_that_was_never_calibrated_is_served_by_transfer(
@@ -175,8 +181,10 @@ def test_three_points_need_a_donor_and_say_what_they_are(
     assert "proxy of" in quickly.source
     assert list(quickly.profiles) == [p.name for p in artifact.manifest.chain]
     assert quickly.error is not None
-    measured = [p for p in quickly.profiles.values() if p.samples == 6]
-    assert len(measured) == min(3, len(quickly.profiles))
+    assert len(quickly.profiles) - len(quickly.predicted) == min(3, len(quickly.profiles))
+    Artifact(copied).add_device(table)
+    with pytest.raises(SpecError, match="calibrated in full"):
+        calibrate_quickly(Artifact(copied), open_engine("onnxruntime", 1), SMALL)
     for path in (copied / "devices").iterdir():
         path.unlink()
     with pytest.raises(SpecError, match="without --quick"):
@@ -201,6 +209,9 @@ def test_tables_are_shared_and_merged(
         assert mine.p50 < latency.p50 < 2 * mine.p50
         assert both.guard(name) >= 0.3  # the slower run is a third above the mean
     assert both.grid == table.grid
+    assert merge(table, table) == table  # the same file twice is no new measurement
+    guessed = table.model_copy(update={"source": "three points", "predicted": ("tiny",)})
+    assert merge(table, guessed) == merge(guessed, table) == table
     other = table.device.model_copy(update={"threads": 7})
     with pytest.raises(SpecError, match="not of one device"):
         merge(table, table.model_copy(update={"device": other}))
@@ -208,9 +219,11 @@ def test_tables_are_shared_and_merged(
     path.write_text(json.dumps({**raw, "content": "0" * 64}))
     with pytest.raises(CorruptError, match="measured on other content"):
         read_table(artifact, path)
-    path.write_text(json.dumps({**raw, "profiles": {"tiny": {"p50": -1}}}))
-    with pytest.raises(CorruptError):
-        read_table(artifact, path)
+    outside = {**raw["device"], "engine": "../../outside"}
+    for wrong in ({"profiles": {"tiny": {"p50": -1}}}, {"device": outside}):
+        path.write_text(json.dumps({**raw, **wrong}))
+        with pytest.raises(CorruptError):
+            read_table(artifact, path)
 
 
 def test_pooling_is_a_weighted_mean_that_admits_what_it_hides() -> None:
@@ -261,7 +274,9 @@ def test_a_guard_is_the_spread_the_error_or_the_least(table: DeviceTable) -> Non
     moving = {name: replace(table.profiles[name], spread=0.1)}
     assert table.model_copy(update={"profiles": still}).guard(name) == 0.02
     assert table.model_copy(update={"profiles": moving}).guard(name) == pytest.approx(0.1)
-    assert table.model_copy(update={"profiles": moving, "error": 0.5}).guard(name) == 0.5
+    guessed = {"profiles": moving, "error": 0.5, "predicted": (name,)}
+    assert table.model_copy(update=guessed).guard(name) == 0.5
+    assert table.model_copy(update={**guessed, "predicted": ()}).guard(name) == pytest.approx(0.1)
 
 
 def test_layers_whose_output_stays_float_are_told(artifact: Artifact) -> None:
@@ -284,3 +299,31 @@ def test_a_subject_runs_as_the_table_says(artifact: Artifact, table: DeviceTable
     bare = table.model_copy(update={"forms": {}, "layers": ()})
     stored = {n: artifact.manifest.specs[n].forms(p)[0] for n, p in profile.points.items()}
     assert subject_of(artifact, bare, profile).forms == stored
+
+
+def test_a_table_of_an_artifact_that_was_replaced_is_not_written(
+    copied: Path, table: DeviceTable
+) -> None:
+    artifact = Artifact(copied)
+    raw = json.loads((copied / "manifest.json").read_text())
+    raw["model"]["name"] = "another"
+    (copied / "manifest.json").write_text(json.dumps(raw))
+    before = sorted((copied / "devices").iterdir())
+    with pytest.raises(ArtifactError, match="replaced while it was measured"):
+        artifact.add_device(table)
+    assert sorted((copied / "devices").iterdir()) == before
+
+
+def test_a_cold_start_that_fails_says_why(
+    artifact: Artifact, table: DeviceTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = artifact.manifest.chain.profiles[0]
+    subject = subject_of(artifact, table, profile)
+    engine = open_engine("onnxruntime", 1)
+    started = time_start(artifact, engine, subject, table.device.weight_bits)
+    assert started.cold_ms is not None
+    assert started.reason == ""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    failed = time_start(artifact, engine, subject, table.device.weight_bits)
+    assert (failed.cold_ms, failed.reason) == (None, "no reason given")
+    assert failed.activation_bytes == started.activation_bytes

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,10 +137,18 @@ def test_every_profile_is_explained() -> None:
     )
     told = explain(CHAIN, Budget(latency_ms=2.5), "med")
     assert told == {
-        "tiny": "within the limits, but med drifts less",
+        "tiny": "within the limits, but med is larger and drifts less",
         "med": "chosen",
         "max": "latency 3 ms (p50 and 0.0% guard) over 2.5",
     }
     told = explain(CHAIN, Budget(drift=0.3), "med")
     assert told["tiny"] == "tiny may drift up to 0.4, over the cap 0.3"
     assert told["max"] == "med is preferred"
+
+
+def test_a_profile_without_a_certificate_is_not_passed_over() -> None:
+    """Drift falls along the chain: a certificate of a smaller profile alone is no reason for it."""
+    partly = [replace(c, drift=c.drift if c.profile == "tiny" else None) for c in CHAIN]
+    assert select(partly, Budget(latency_ms=2.5)).profile == "med"
+    assert select(partly, Budget(latency_ms=9)).profile == "max"
+    assert select(partly, Budget(latency_ms=1.5)).profile == "tiny"

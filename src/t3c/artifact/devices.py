@@ -15,12 +15,22 @@ from t3c.artifact.manifest import Record
 from t3c.cost.proxy import Proxy
 from t3c.errors import CorruptError
 from t3c.measure.quiet import Conditions
-from t3c.spec import Certificate, Factorization, Form, Latency, LayerPoint, LayerSpec
+from t3c.spec import (
+    MAX_BITS,
+    MIN_BITS,
+    Certificate,
+    Factorization,
+    Form,
+    Latency,
+    LayerPoint,
+    LayerSpec,
+)
 
 Group = tuple[str, ...]
 MEASURED = "measured"
 LEAST_GUARD = 0.02  # of a latency: what a machine moves by that nobody touches
-WORTH = 0.97  # of the time apart, from which on a group of layers runs together
+TOGETHER = 0.97  # of the time apart, from which on a group of layers runs together
+AS_FAST = 1.03  # how much slower forms may be that certificates are for, before they are given up
 
 
 class Device(Record):
@@ -31,10 +41,10 @@ class Device(Record):
     """
 
     cpu: str
-    engine: str
+    engine: str = Field(pattern="^[a-z0-9_]+$")  # it is part of a file name
     engine_version: str
-    threads: int
-    weight_bits: int
+    threads: int = Field(ge=1)
+    weight_bits: int = Field(ge=MIN_BITS, le=MAX_BITS)
 
     @property
     def key(self) -> str:
@@ -65,6 +75,11 @@ class GroupTiming(Record):
     together_ms: float
     apart_ms: float
 
+    @property
+    def worth(self) -> bool:
+        """Whether running them together is clearly faster."""
+        return self.together_ms <= TOGETHER * self.apart_ms
+
 
 class GridRow(Record):
     """One measured profile of the grid a proxy is fitted and judged on."""
@@ -76,24 +91,25 @@ class GridRow(Record):
 
 
 class Start(Record):
-    """What a profile takes before it is warm, and the memory it needs then.
+    """What a profile takes before it is warm, and the memory it needs then; or why not.
 
     `cold_ms` is from opening the artifact to the first answer in a process of its own,
     `peak_bytes` what that process grew by, `activation_bytes` the most that tensors between the
     layers hold at once.
     """
 
-    cold_ms: float
+    cold_ms: float | None
     peak_bytes: int | None
     activation_bytes: int | None
+    reason: str = ""
 
 
 class DeviceTable(Record):
     """Everything calibrated on one device.
 
     `forms` are those each profile was timed in. `source` says how its times were come by: by
-    measurement, or some of them by another device's proxy, whose relative `error` is then known
-    or None.
+    measurement, or those of the profiles in `predicted` by another device's proxy, whose relative
+    `error` is then known or None.
     """
 
     content: str
@@ -110,6 +126,7 @@ class DeviceTable(Record):
     energy_proxy: Proxy | None = None
     conditions: Conditions | None = None
     source: str = MEASURED
+    predicted: tuple[str, ...] = ()
     error: float | None = None
 
     @property
@@ -119,7 +136,8 @@ class DeviceTable(Record):
 
     def guard(self, profile: str) -> float:
         """What to add to a profile's times, as a share, before they are held against a limit."""
-        return max(LEAST_GUARD, self.profiles[profile].spread, self.error or 0.0)
+        error = self.error or 0.0 if profile in self.predicted else 0.0
+        return max(LEAST_GUARD, self.profiles[profile].spread, error)
 
     @property
     def proxy(self) -> Proxy | None:
@@ -135,7 +153,7 @@ class DeviceTable(Record):
                 raise CorruptError(f"the table of {self.device.title} groups unknown layers")
             ranks = tuple(points[name].rank for name in layers)
             timing = measured.get((layers, ranks, forms[layers[0]]))
-            if timing and timing.together_ms <= WORTH * timing.apart_ms:
+            if timing and timing.worth:
                 found.append(layers)
         return found
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from t3c.artifact.devices import DeviceTable
+from t3c.artifact.devices import AS_FAST, DeviceTable
 from t3c.artifact.manifest import parse, read_plain
 from t3c.artifact.reader import Artifact
 from t3c.errors import CorruptError, SpecError
+from t3c.measure.quiet import combined
 from t3c.spec import Latency
 
 
@@ -25,20 +26,23 @@ def read_table(artifact: Artifact, path: Path) -> DeviceTable:
 def merge(mine: DeviceTable, other: DeviceTable) -> DeviceTable:
     """Two calibrations of one device as one: more samples, a wider spread, the union of layers.
 
-    Times of profiles that ran in the same forms are pooled; where forms differ, those of the
-    faster run stand. The grid is that of the first, whose proxies stay with it.
+    What was measured stands against what was predicted. Times of profiles that ran in the same
+    forms are pooled; where forms differ, those of `mine` stand, which certificates may be for,
+    unless the others are clearly faster. The grid is that of the first, its proxies stay with it.
     """
     if mine.device != other.device or mine.content != other.content:
         raise SpecError(
             f"tables of {mine.device.title} and {other.device.title} are not of one device"
         )
+    if mine == other or mine.measured != other.measured:
+        return mine if mine.measured else other
     profiles, forms = dict(mine.profiles), dict(mine.forms)
     for name, theirs in other.profiles.items():
         if name not in profiles:
             profiles[name], forms[name] = theirs, other.forms.get(name, {})
         elif forms.get(name) == other.forms.get(name):
             profiles[name] = pooled(profiles[name], theirs)
-        elif theirs.p50 < profiles[name].p50:
+        elif theirs.p50 * AS_FAST < profiles[name].p50:
             profiles[name], forms[name] = theirs, other.forms.get(name, {})
     layers = {(t.layer, t.rank): t for t in (*other.layers, *mine.layers)}
     groups = {(t.layers, t.ranks, t.form): t for t in (*other.groups, *mine.groups)}
@@ -46,7 +50,11 @@ def merge(mine: DeviceTable, other: DeviceTable) -> DeviceTable:
         "profiles": profiles, "forms": forms, "layers": tuple(layers.values()),
         "groups": tuple(groups.values()), "starts": other.starts | mine.starts,
         "grid": mine.grid or other.grid, "proxies": mine.proxies or other.proxies,
+        "energy": mine.energy if mine.energy_mj or not other.energy_mj else other.energy,
         "energy_mj": other.energy_mj | mine.energy_mj,
+        "energy_proxy": mine.energy_proxy or other.energy_proxy,
+        "conditions": combined(mine.conditions, other.conditions)
+        if other.conditions else mine.conditions,
     }  # fmt: skip
     return mine.model_copy(update=update)
 

@@ -106,6 +106,10 @@ class Artifact:
         write_atomic(self.path / LEDGER, ledger.model_dump_json(indent=1).encode())
 
     def add_device(self, table: DeviceTable) -> None:
+        if load_manifest(self.path / MANIFEST)[1] != table.content:
+            raise ArtifactError(
+                f"{self.path}: was replaced while it was measured: measure it again"
+            )
         path = self.path / DEVICES / f"{table.device.key}.json"
         write_atomic(path, table.model_dump_json(indent=1).encode())
 

@@ -27,10 +27,10 @@ from t3c.cli.app import (
     watcher,
 )
 from t3c.errors import DataError
-from t3c.report.terminal import print_table, table_json
+from t3c.report.terminal import print_conditions, print_table, table_json
 from t3c.runtime.audit import ROUNDS, Audit
 from t3c.runtime.audit import audit as run_audit
-from t3c.runtime.calibrate import CalibrationConfig, about
+from t3c.runtime.calibrate import CalibrationConfig, about, subject_of
 from t3c.runtime.calibrate import calibrate as run_calibration
 from t3c.runtime.engines import open_engine
 from t3c.runtime.journal import Journal
@@ -67,13 +67,7 @@ def calibrate(
     """
     opened = Artifact(artifact)
     if merged:
-        tables = [read_table(opened, path) for path in merged]
-        for table in tables:
-            known = {mine.device: mine for mine in opened.devices()}
-            mine = known.get(table.device)
-            opened.add_device(table if mine is None else merge(mine, table))
-            err.print(f"· added {table.device.title}")
-        write_card(opened)
+        add_tables(opened, merged, as_json)
         return
     started = open_engine(engine, threads)
     config = CalibrationConfig(rounds=rounds, grid=grid, busy=busy)
@@ -106,14 +100,34 @@ def calibrate(
         out_console.print(shown)
 
 
+def add_tables(artifact: Artifact, paths: list[Path], as_json: bool) -> None:
+    """Add tables that were measured elsewhere, each merged with what is known of its device."""
+    tables = [read_table(artifact, path) for path in paths]
+    for table in tables:
+        for profile in artifact.manifest.chain:
+            subject_of(artifact, table, profile)  # refused if it is not of these layers
+    for table in tables:
+        path = artifact.path / DEVICES / f"{table.device.key}.json"
+        path.parent.mkdir(exist_ok=True)
+        with locked(path):
+            known = {mine.device: mine for mine in artifact.devices()}
+            mine = known.get(table.device)
+            artifact.add_device(table if mine is None else merge(mine, table))
+        err.print(f"· added {table.device.title}")
+    write_card(artifact)
+    if as_json:
+        print_json({"added": [table.device.model_dump(mode="json") for table in tables]})
+
+
 def form_rows(artifact: Artifact, table: DeviceTable) -> list[dict[str, object]]:
     """How each layer runs in each profile, and why."""
     rows: list[dict[str, object]] = []
     for profile in artifact.manifest.chain:
         reasons = explain_forms(table.layers, artifact.manifest.specs, profile.points)
         for name, point in profile.points.items():
-            form, choice = table.forms[profile.name][name], reasons[name]
-            why = choice.reason if form is choice.form else f"as certified; {choice.reason}"
+            choice = reasons[name]
+            form = table.forms.get(profile.name, {}).get(name, choice.form)
+            why = choice.reason if form is choice.form else f"kept as it was; {choice.reason}"
             bits = f"{point.bits}" if point.bits == 8 else f"{point.bits}, run on int8"
             rows.append(
                 {
@@ -182,5 +196,5 @@ def print_audit(found: Audit) -> None:
     console.print(table)
     if found.speed is not None:
         console.print(f"the machine runs at {found.speed:.2f}x its calibrated times")
-    if found.conditions and dataclasses.astuple(found.conditions)[1:3] != (0, False):
-        console.print(f"{found.conditions.repeated} disturbed stretches were measured again")
+    if found.conditions:
+        print_conditions(dataclasses.asdict(found.conditions), console)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,14 +157,19 @@ def _table(rows: Sequence[Row], measured: Sequence[float]) -> tuple[Row, Row]:
     return x, y
 
 
-def _solve(x: Row, y: Row) -> Row:
-    """Non-negative least squares, the columns brought to one size first."""
+def solver() -> Callable[[Row, Row], tuple[Row, float]]:
+    """SciPy's non-negative least squares, or what to install."""
     try:
         from scipy.optimize import nnls
     except ImportError as missing:
         raise MissingExtraError("scipy", "calibrate") from missing
+    return nnls
+
+
+def _solve(x: Row, y: Row) -> Row:
+    """Non-negative least squares, the columns brought to one size first."""
     width = np.maximum(np.abs(x).max(axis=0), 1e-12)
-    solution, _ = nnls(x / width, y)
+    solution, _ = solver()(x / width, y)
     return np.asarray(solution / width)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -51,7 +52,7 @@ class Allocated:
     profiles: ProfileChain
     drifts: Mapping[str, float]
     notes: tuple[str, ...] = ()
-    dropped: Mapping[str, Mapping[LayerPoint, str]] = field(default_factory=dict)
+    dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def renamed(self, names: Mapping[str, str]) -> Allocated:
         """The profiles that have a new name, under it; the others are dropped."""
@@ -110,8 +111,17 @@ def allocate(
         _menus(shared, chains),
         _by_layer(shared, profiles),
         {name: a.drift for name, a in named.items()},
-        tuple(f"{note.unit}: {note.point}: {note.reason}" for note in snapped.notes),
-        {name: dropped(offered[name], chains[name]) for name in chains},
+        tuple(
+            f"{note.unit}: {_shares(shared[note.unit], f'{_text(note.point)}: {note.reason}')}"
+            for note in snapped.notes
+        ),
+        {
+            name: {
+                _shares(unit, _text(point)): _shares(unit, reason)
+                for point, reason in dropped(offered[name], chains[name]).items()
+            }
+            for name, unit in shared.items()
+        },
     )
 
 
@@ -123,6 +133,19 @@ def propose(
         return template_wishes(list(shared.values()), wanted.count)
     path = spread(allocations(chains), wanted.worst_drift, wanted.count)
     return [{n: Wish(p.rank, p.bits) for n, p in step.points.items()} for step in path]
+
+
+def _text(point: LayerPoint) -> str:
+    return f"rank {point.rank} at {point.bits} bits"
+
+
+def _shares(unit: Unit, text: str) -> str:
+    """The levels of a unit, which its points have for ranks, as shares of full rank."""
+    return re.sub(
+        r"rank (\d+) at",
+        lambda found: f"{unit.levels[int(found[1]) - 1]:.3g} of full rank at",
+        text,
+    )
 
 
 def _name(item: tuple[str, LayerPoint]) -> str:

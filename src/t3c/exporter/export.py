@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.measured import Watch, time_layers
 from t3c.runtime.runtime import Runtime
-from t3c.spec import ImageSpec, LayerPoint, ProfileChain
+from t3c.spec import ImageSpec, ProfileChain
 
 PARITY_SAMPLES = 16
 
@@ -91,7 +92,7 @@ class Exported:
     parity: tuple[evidence.Parity, ...]
     pruned: tuple[Pruned, ...] = ()
     notes: tuple[str, ...] = ()
-    dropped: Mapping[str, Mapping[LayerPoint, str]] = field(default_factory=dict)
+    dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,19 @@ def choose(
     ]  # fmt: skip
     worth, pruned = prune(measured)
     kept = thin([m for m in measured if m.name in worth], config.profiles)
-    return candidates.renamed(dict(zip(kept, names_for(len(kept)), strict=True))), pruned
+    spare = [
+        Pruned(name, f"more than {config.profiles} are worth it")
+        for name in worth
+        if name not in kept
+    ]
+    names = dict(zip(kept, names_for(len(kept)), strict=True))
+    told = [Pruned(p.name, _renamed(p.reason, names)) for p in (*pruned, *spare)]
+    return candidates.renamed(names), told
+
+
+def _renamed(reason: str, names: Mapping[str, str]) -> str:
+    """A reason that names profiles as they are shipped."""
+    return re.sub(r"candidate\d+", lambda found: names.get(found[0], found[0]), reason)
 
 
 def split(samples: Inputs, config: ExportConfig) -> Slices:

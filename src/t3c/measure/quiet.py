@@ -38,6 +38,7 @@ class Verdict:
     disturbed: bool
     foreign: float | None
     reason: str = ""
+    by_others: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,19 @@ class Conditions:
     repeated: int
     disturbed: bool
     reason: str
+
+
+def combined(earlier: Conditions | None, later: Conditions) -> Conditions:
+    """The conditions of a measurement that was stopped and taken up again."""
+    if earlier is None:
+        return later
+    known = [c.foreign for c in (earlier, later) if c.foreign is not None]
+    return Conditions(
+        foreign=max(known, default=None),
+        repeated=earlier.repeated + later.repeated,
+        disturbed=earlier.disturbed or later.disturbed,
+        reason=earlier.reason or later.reason,
+    )
 
 
 def core_times(stat: Path = STAT) -> dict[str, tuple[float, float]]:
@@ -111,14 +125,15 @@ class Quiet:
                 stolen = (end.stolen - start.stolen) / seconds
                 who = "the host of this machine" if stolen > foreign / 2 else "other processes"
                 unit = "of a core" if foreign < 1 else "cores"
-                return Verdict(True, foreign, f"{who} used {foreign:.2f} {unit}")
+                return Verdict(True, foreign, f"{who} used {foreign:.2f} {unit}", by_others=True)
         if slowdown is not None and slowdown > self.most_slowdown:
             return Verdict(True, foreign, f"all that is measured ran {slowdown:.2f} times slower")
         return Verdict(False, foreign)
 
     def keeps(self, verdict: Verdict, repeated: int) -> bool:
         """Whether a stretch counts, in a run that has `repeated` some; pauses if it does not."""
-        if verdict.disturbed and repeated < self.retries and not self.conditions.disturbed:
+        gave_up = not self.refuse and self.conditions.disturbed
+        if verdict.disturbed and repeated < self.retries and not gave_up:
             self.thrown.append(verdict)
             self.sleep(PAUSE_SECONDS * 2**repeated)
             return False
@@ -130,7 +145,7 @@ class Quiet:
 
     def _of_itself(self, verdict: Verdict) -> bool:
         """Whether the machine became slower without others taking any of it: that is how it is."""
-        return verdict.foreign is not None and verdict.foreign <= self.most_foreign
+        return verdict.foreign is not None and not verdict.by_others
 
     @property
     def conditions(self) -> Conditions:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from t3c.artifact.devices import WORTH, DeviceTable
+from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
 from t3c.runtime.runtime import Answer, Runtime
 from t3c.runtime.select import explain
@@ -118,7 +118,9 @@ def table_json(table: DeviceTable, path: str) -> dict[str, Any]:
             name: {
                 **asdict(latency),
                 "guard": table.guard(name),
-                "factored": sum(form is Form.FACTORED for form in table.forms[name].values()),
+                "factored": sum(
+                    form is Form.FACTORED for form in table.forms.get(name, {}).values()
+                ),
                 **(table.starts[name].model_dump() if name in table.starts else {}),
                 "energy_mj": table.energy_mj.get(name),
             }
@@ -128,9 +130,10 @@ def table_json(table: DeviceTable, path: str) -> dict[str, Any]:
             name: {k: v for k, v in asdict(proxy).items() if k != "coefficients"}
             for name, proxy in table.proxies.items()
         },
-        "grouped": sum(g.together_ms <= WORTH * g.apart_ms for g in table.groups),
+        "grouped": sum(g.worth for g in table.groups),
         "groups": len(table.groups),
         "energy": table.energy,
+        "energy_proxy": None if table.energy_proxy is None else asdict(table.energy_proxy),
         "conditions": None if table.conditions is None else asdict(table.conditions),
     }
 
@@ -173,10 +176,16 @@ def print_table(payload: dict[str, Any], console: Console) -> None:
             f"{payload['grouped']} of {payload['groups']} groups of layers run as one product"
         )
     console.print(f"energy {payload['energy']}")
-    conditions = payload["conditions"]
-    if conditions and (conditions["repeated"] or conditions["disturbed"]):
-        kept = f"; {conditions['reason']}, kept all the same" if conditions["disturbed"] else ""
-        console.print(f"{conditions['repeated']} disturbed stretches were measured again{kept}")
+    if payload["conditions"]:
+        print_conditions(payload["conditions"], console)
+
+
+def print_conditions(conditions: dict[str, Any], console: Console) -> None:
+    """What disturbed a measurement, if anything did."""
+    if conditions["repeated"]:
+        console.print(f"{conditions['repeated']} disturbed stretches were measured again")
+    if conditions["disturbed"]:
+        console.print(f"warning: a disturbed stretch was kept: {conditions['reason']}")
 
 
 def print_variants(payload: dict[str, Any]) -> None:

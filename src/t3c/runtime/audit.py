@@ -208,11 +208,11 @@ def broken_promises(
 
 
 def out_of_order(runtime: Runtime, live: Mapping[str, Latency]) -> list[tuple[str, str]]:
-    """Neighbours of which the larger is faster, beyond their intervals."""
+    """Pairs of profiles of which the larger is faster, beyond their intervals."""
     names = [profile.name for profile in runtime.chain]
     return [
         (below, above)
-        for below, above in itertools.pairwise(names)
+        for below, above in itertools.combinations(names, 2)
         if live[above].ci95[1] < live[below].ci95[0]
     ]
 

@@ -6,10 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat
 
 from t3c.artifact.devices import (
+    AS_FAST,
     DeviceTable,
     GridRow,
+    Group,
     GroupTiming,
     LayerTiming,
     Start,
@@ -17,17 +23,18 @@ from t3c.artifact.devices import (
     forms_key,
 )
 from t3c.artifact.reader import Artifact
+from t3c.cost.proxy import solver
 from t3c.errors import CorruptError, SpecError
 from t3c.measure.energy import Unavailable, energy_per_call, find_meter, idle_watts
 from t3c.measure.latency import Blocks, level, paced, sample, summarize
 from t3c.measure.memory import available
 from t3c.measure.pinning import pinned
-from t3c.measure.quiet import settle, watchful
+from t3c.measure.quiet import Conditions, combined, settle, watchful
 from t3c.runtime.assemble import candidate_groups
 from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, Session
 from t3c.runtime.engines.protocol import Array
-from t3c.runtime.grid import grid_row, held_out, mixtures, widest_ranges, with_grid
+from t3c.runtime.grid import grid_row, held_out, mixtures, widest_ranges, with_grid, work_of
 from t3c.runtime.journal import Journal
 from t3c.runtime.measured import (
     Subject,
@@ -40,12 +47,16 @@ from t3c.runtime.measured import (
 )
 from t3c.runtime.starts import time_start
 from t3c.spec import Form, Profile
+from t3c.version import __version__
 
 SWEEPS = 3  # over the profiles, minutes apart
 BATCH = 12  # profiles of the grid compiled at the same time where free memory is not known
 COPIES, SESSION_BYTES = 4, 32 << 20  # of its weights, and besides: what a compiled profile takes
-WORTH = 1.03  # how much slower a certified set of forms may be before it is given up
+STILL_AS_FAST = 1.1  # AS_FAST, where the intervals do not tell the two apart
 CERTIFIED = " as certified"
+# What a journal has to hold for times to be taken from it.
+Some = Annotated[list[PositiveFloat], Field(min_length=1)]
+Times = dict[str, Annotated[list[Some], Field(min_length=1)]]
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,7 @@ def calibrate(
     `timings` of the layers, where they are known already, are not measured again. What `journal`
     holds is not either, and what is measured goes into it.
     """
+    solver()  # nothing is measured that cannot be fitted
     run = _Run(artifact, engine, config or CalibrationConfig(), journal or _journal(), watch)
     settle(run.quiet)
     with pinned(engine.threads) if run.config.pin else nullcontext():
@@ -108,15 +120,16 @@ def calibrate(
     starts = run.starts(table) if run.config.starts else {}
     mine = {name: energies[name] for name in named if name in energies}
     update = {
-        "starts": starts, "conditions": run.quiet.conditions, "energy": energy, "energy_mj": mine,
+        "starts": starts, "conditions": run.conditions(), "energy": energy, "energy_mj": mine,
     }  # fmt: skip
     return table.model_copy(update=update)
 
 
 def about(artifact: Artifact, engine: Engine, config: CalibrationConfig) -> dict[str, object]:
     """What a journal has to be about for this calibration to go on from it."""
+    how = {name: value for name, value in asdict(config).items() if name != "busy"}
     device = describe(engine).model_dump()
-    return {"content": artifact.content, "device": device, "config": asdict(config)}
+    return {"version": __version__, "content": artifact.content, "device": device, "config": how}
 
 
 def subject_of(artifact: Artifact, table: DeviceTable, profile: Profile) -> Subject:
@@ -150,11 +163,19 @@ class _Run:
         self.quiet = watchful(config.busy)
         self.inputs: list[Array] = example_inputs(artifact)
         self.specs = artifact.manifest.specs
+        self.before = journal.read("conditions", Conditions)
+
+    def conditions(self) -> Conditions:
+        """What all of it was measured under, also what an earlier process measured."""
+        return combined(self.before, self.quiet.conditions)
 
     def layers(self) -> tuple[LayerTiming, ...]:
-        """The stored ranks of every layer, in each form."""
-        entries = self.artifact.entries.values()
-        ranks = [(e.spec, tuple(sorted({p.rank for p in e.menu}))) for e in entries]
+        """Every layer at the ranks profiles run it at, in each form."""
+        chain = self.artifact.manifest.chain
+        ranks = [
+            (spec, tuple(sorted({profile.points[name].rank for profile in chain})))
+            for name, spec in self.specs.items()
+        ]
         kept = {
             key.removeprefix("layer "): self.journal.read(key, list[LayerTiming])
             for key in self.journal.results
@@ -172,19 +193,18 @@ class _Run:
 
     def groups(self, table: DeviceTable) -> tuple[GroupTiming, ...]:
         """Layers that read one input, together and apart, at the points of the profiles."""
-        found: dict[str, GroupTiming] = {}
+        found: dict[tuple[Group, tuple[int, ...], Form], GroupTiming] = {}
         wanted = candidate_groups(self.artifact.graph().graph, self.artifact.entries)
         profiles = list(self.artifact.manifest.chain)
+        certified = _certified_forms(self.artifact, table)
         for index, profile in enumerate(profiles):
-            forms = choose_forms(table.layers, self.specs, profile.points)
-            for layers in wanted:
+            chosen = choose_forms(table.layers, self.specs, profile.points)
+            for forms, layers in product((chosen, certified.get(profile.name, chosen)), wanted):
                 self.watch("timing grouped products", index, len(profiles))
                 ranks = tuple(profile.points[name].rank for name in layers)
-                if len({forms[name] for name in layers}) > 1:
-                    continue
-                found[f"{layers} {ranks} {forms[layers[0]]}"] = self._group(
-                    layers, ranks, forms[layers[0]]
-                )
+                key = (layers, ranks, forms[layers[0]])
+                if key not in found and len({forms[name] for name in layers}) == 1:
+                    found[key] = self._group(*key)
         return tuple(found.values())
 
     def _group(self, layers: tuple[str, ...], ranks: tuple[int, ...], form: Form) -> GroupTiming:
@@ -211,10 +231,16 @@ class _Run:
                 chain[profile.name + CERTIFIED] = other
         ranges = widest_ranges(self.artifact)
         grid = {}
+        # Profiles that differ in bits alone, or in ranks that run dense, are the same work.
+        seen = {work_of(self.artifact, subject).tobytes() for subject in chain.values()}
         for profile in mixtures(self.artifact, self.config.grid, self.config.seed):
             forms = choose_forms(table.layers, self.specs, profile.points)
             grouped = table.grouped(profile.points, forms)
-            grid[profile.name] = Subject(profile, forms, ranges, grouped)
+            subject = Subject(profile, forms, ranges, grouped)
+            work = work_of(self.artifact, subject).tobytes()
+            if work not in seen:
+                seen.add(work)
+                grid[profile.name] = subject
         return chain, grid
 
     def measure(
@@ -257,7 +283,7 @@ class _Run:
     def _task(
         self, title: str, subjects: Mapping[str, Subject], rounds: int, compiled: dict[str, Session]
     ) -> dict[str, Blocks]:
-        known = self.journal.read(title, dict[str, Blocks])
+        known = self.journal.read(title, Times)
         if known is not None and known.keys() == subjects.keys():
             return known
         for index, (name, subject) in enumerate(subjects.items()):
@@ -271,6 +297,7 @@ class _Run:
             tick=lambda done, total: self.watch(f"{title}: timing", done, total),
         )  # fmt: skip
         self.journal.put(title, times)
+        self.journal.put("conditions", asdict(self.conditions()))
         return times
 
     def energies(self, subjects: Mapping[str, Subject]) -> tuple[str, dict[str, float]]:
@@ -322,7 +349,8 @@ def _with_profiles(
         mine, chosen = summarize(blocks[name]), subject
         if name + CERTIFIED in chain:
             other = summarize(blocks[name + CERTIFIED])
-            if other.p50 <= WORTH * mine.p50 or other.ci95[0] <= mine.ci95[1]:
+            overlap = other.ci95[0] <= mine.ci95[1]
+            if other.p50 <= mine.p50 * (STILL_AS_FAST if overlap else AS_FAST):
                 mine, chosen = other, chain[name + CERTIFIED]
         profiles[name], forms[name] = mine, dict(chosen.forms)
     return table.model_copy(update={"profiles": profiles, "forms": forms})

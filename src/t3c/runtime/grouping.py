@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from t3c.artifact.devices import Group
 from t3c.artifact.manifest import ELASTIC_DOMAIN, LayerEntry, elastic_kind, elastic_layer
 from t3c.errors import CorruptError
 from t3c.runtime.builder import Member, Stage, fit_one_product
 
-Group = tuple[str, ...]
 Constants = Mapping[str, npt.NDArray[np.generic]]
 
 

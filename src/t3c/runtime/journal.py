@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from t3c.artifact.folder import writing
-
-T = TypeVar("T")
+from t3c.artifact.folder import write_atomic, writing
 
 
 class Journal:
@@ -27,9 +25,7 @@ class Journal:
         self.results: dict[str, Any] = {}
         if path is not None:
             self.results = self._read(path)
-            with writing(path):
-                path.parent.mkdir(exist_ok=True)
-                path.write_text("".join(map(_line, [self.about, *self._pairs()])))
+            write_atomic(path, "".join(map(_line, [self.about, *self._pairs()])).encode())
 
     @property
     def resumed(self) -> int:
@@ -39,7 +35,7 @@ class Journal:
     def get(self, key: str) -> Any | None:
         return self.results.get(key)
 
-    def read(self, key: str, kind: type[T]) -> T | None:
+    def read(self, key: str, kind: Any) -> Any | None:
         """A result of a kind; None where there is none, or none of that kind."""
         if key not in self.results:
             return None

@@ -96,7 +96,7 @@ def explain(candidates: Sequence[Candidate], budget: Budget, chosen: str) -> dic
         if over or capped:
             told[candidate.profile] = "; ".join([*over, *capped])
         elif chosen in met and budget.limited:
-            told[candidate.profile] = f"within the limits, but {chosen} drifts less"
+            told[candidate.profile] = f"within the limits, but {chosen} is larger and drifts less"
         else:
             told[candidate.profile] = f"{chosen} is preferred"
     return told
@@ -119,12 +119,12 @@ def _speed(candidate: Candidate) -> tuple[float, float]:
 
 
 def _least_drift(met: Sequence[Candidate]) -> Candidate:
-    """The least certified drift; of equals, and where nothing is certified, the largest profile."""
-    certified = [c for c in met if c.drift is not None]
-    if not certified:
+    """The least certified drift; of equals, and where not all are certified, the largest profile:
+    drift falls along the chain, whether or not it is certified here."""
+    drifts = [c.drift for c in met if c.drift is not None]
+    if len(drifts) < len(met):
         return met[-1]
-    least = min(c.drift for c in certified if c.drift is not None)
-    return [c for c in certified if c.drift == least][-1]
+    return [c for c in met if c.drift == min(drifts)][-1]
 
 
 def _cap_warnings(candidate: Candidate, budget: Budget) -> tuple[str, ...]:

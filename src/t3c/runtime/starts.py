@@ -14,8 +14,7 @@ import onnx
 
 from t3c.artifact.devices import Start
 from t3c.artifact.reader import Artifact
-from t3c.errors import EngineError
-from t3c.measure.memory import peak_live, peak_rss, rss
+from t3c.measure.memory import peak_live, peak_rss, reset_peak, rss
 from t3c.runtime.assemble import assemble
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.measured import Subject, example_inputs
@@ -35,17 +34,21 @@ def time_start(artifact: Artifact, engine: Engine, subject: Subject, weight_bits
         "grouped": [list(group) for group in subject.grouped],
         "weight_bits": weight_bits,
     }
+    held = activation_bytes(subject.graph(artifact, weight_bits))
     command = [sys.executable, "-m", "t3c.runtime.starts"]
-    done = subprocess.run(
-        command, input=json.dumps(task), capture_output=True, text=True, timeout=SECONDS,
-        check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(task), capture_output=True, text=True, timeout=SECONDS,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {SECONDS} seconds"
+        return Start(cold_ms=None, peak_bytes=None, activation_bytes=held, reason=reason)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise EngineError(f"profile {subject.profile.name!r} does not start: {reason}")
+        return Start(cold_ms=None, peak_bytes=None, activation_bytes=held, reason=reason)
     cold = json.loads(done.stdout.splitlines()[-1])
-    graph = subject.graph(artifact, weight_bits)
-    return Start(**cold, activation_bytes=activation_bytes(graph))
+    return Start(**cold, activation_bytes=held)
 
 
 def activation_bytes(model: onnx.ModelProto) -> int | None:
@@ -59,6 +62,10 @@ def activation_bytes(model: onnx.ModelProto) -> int | None:
         value.type.tensor_type.shape.dim[0].dim_value = 1
     graph = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
     constants = {tensor.name for tensor in graph.initializer}
+    readers: dict[str, list[str]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node.op_type)
     same: dict[str, str] = {}
     steps: list[tuple[Sequence[str], Sequence[str]]] = []
     rounded = set()
@@ -67,7 +74,8 @@ def activation_bytes(model: onnx.ModelProto) -> int | None:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             if inputs:  # else it is of a weight
                 same[node.output[0]] = inputs[0]
-                rounded.add(inputs[0])
+                if all(kind == "QuantizeLinear" for kind in readers.get(inputs[0], ())):
+                    rounded.add(inputs[0])
             else:
                 constants.add(node.output[0])
             continue
@@ -90,6 +98,7 @@ def _child() -> None:
     """Read a task, start its profile, and print what that took."""
     task = json.loads(sys.stdin.read())
     engine = open_engine(task["engine"], task["threads"])
+    reset_peak()
     before, start = rss(), time.perf_counter()
     artifact = Artifact(Path(task["artifact"]))
     profile = artifact.manifest.chain[task["profile"]]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from t3c.artifact.devices import Device, DeviceTable
 from t3c.artifact.reader import Artifact
-from t3c.cost.proxy import Proxy, Row, refit
+from t3c.cost.proxy import Proxy, Row, refit, solver
 from t3c.errors import SpecError
-from t3c.measure.latency import interleave
+from t3c.measure.latency import interleave, paced
+from t3c.measure.pinning import pinned
 from t3c.measure.quiet import settle, watchful
 from t3c.runtime.calibrate import CalibrationConfig, subject_of
 from t3c.runtime.engines import Engine
@@ -33,12 +35,14 @@ def nearest(tables: Sequence[DeviceTable], device: Device) -> DeviceTable | None
         first, second, third = (a != b for a, b in zip(same, mine, strict=True))
         return first, second, third, float(threads)
 
-    measured = [table for table in tables if table.profiles]
-    return min(measured, key=unlike, default=None)
+    known = [table for table in tables if table.profiles]
+    # What was measured itself, and has a proxy, is the better donor.
+    good = [table for table in known if table.measured and table.proxy]
+    return min(good or known, key=unlike, default=None)
 
 
 def transfer_error(donor: DeviceTable, tables: Sequence[DeviceTable]) -> float | None:
-    """How far the donor's proxy is off on the other devices, the worst of them; None if unknown."""
+    """How far the donor's proxy is off at most on other devices; None if there is none."""
     if donor.proxy is None:
         return None
     errors = []
@@ -46,7 +50,7 @@ def transfer_error(donor: DeviceTable, tables: Sequence[DeviceTable]) -> float |
         if other.device != donor.device and other.grid:
             times = np.array([row.ms for row in other.grid])
             guess = np.array([donor.proxy.predict(vector_of(row)) for row in other.grid])
-            errors.append(float(np.mean(np.abs(guess - times) / times)))
+            errors.append(float(np.max(np.abs(guess - times) / times)))
     return max(errors, default=None)
 
 
@@ -63,7 +67,7 @@ def transferred(
     bar = "its error there is not known" if error is None else f"off by up to {error:.0%} elsewhere"
     return DeviceTable(
         content=artifact.content, device=device, layers=donor.layers, groups=donor.groups,
-        forms=donor.forms, profiles=profiles, error=error,
+        forms=donor.forms, profiles=profiles, predicted=tuple(profiles), error=error,
         proxies={} if donor.proxy is None else {"hybrid": donor.proxy},
         source=f"the proxy of {donor.device.title}, {bar}",
     )  # fmt: skip
@@ -76,8 +80,13 @@ def calibrate_quickly(
     watch: Watch = lambda what, done, total: None,
 ) -> DeviceTable:
     """A table from three measured profiles and the proxy of another device fitted to them."""
+    solver()
     device = describe(engine)
-    others = [table for table in artifact.devices() if table.device != device]
+    tables = artifact.devices()
+    if any(table.device == device and table.measured for table in tables):
+        raise SpecError("this device was calibrated in full: three points would know less")
+    names = {profile.name for profile in artifact.manifest.chain}
+    others = [t for t in tables if t.device != device and names <= t.profiles.keys()]
     donor = nearest(others, device)
     if donor is None or donor.proxy is None:
         raise SpecError(
@@ -90,14 +99,16 @@ def calibrate_quickly(
     quiet = watchful(config.busy)
     settle(quiet)
     sessions = {}
-    for index, profile in enumerate(points):
-        watch("compiling", index, len(points))
-        graph = subject_of(artifact, donor, profile).graph(artifact, device.weight_bits)
-        sessions[profile.name] = engine.compile(graph)
-    measured = interleave(
-        runners(sessions, example_inputs(artifact)), config.rounds, quiet=quiet,
-        tick=lambda done, total: watch("timing three profiles", done, total),
-    )  # fmt: skip
+    with pinned(engine.threads) if config.pin else nullcontext():
+        for index, profile in enumerate(points):
+            watch("compiling", index, len(points))
+            graph = subject_of(artifact, donor, profile).graph(artifact, device.weight_bits)
+            sessions[profile.name] = engine.compile(graph)
+        calls = runners(sessions, example_inputs(artifact))
+        measured = interleave(
+            calls, paced(calls, config.rounds), quiet=quiet,
+            tick=lambda done, total: watch("timing three profiles", done, total),
+        )  # fmt: skip
     fitted = refit_points(artifact, donor, points, measured)
     profiles = {}
     for profile in chain:
@@ -106,6 +117,7 @@ def calibrate_quickly(
     return DeviceTable(
         content=artifact.content, device=device, layers=donor.layers, groups=donor.groups,
         forms=donor.forms, profiles=profiles, error=fitted.error,
+        predicted=tuple(name for name in profiles if name not in measured),
         proxies={"hybrid": fitted.proxy}, conditions=quiet.conditions,
         source=f"{len(points)} profiles measured, others by the proxy of {donor.device.title}",
     )  # fmt: skip
