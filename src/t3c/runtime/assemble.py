@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from t3c.artifact.devices import Group
 from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_kind, elastic_layer
 from t3c.artifact.reader import Artifact
 from t3c.errors import CorruptError, SpecError
@@ -23,7 +24,7 @@ from t3c.runtime.builder import (
     fit_one_product,
     quantize_rows,
 )
-from t3c.runtime.grouping import Group, candidate_groups, plan_groups
+from t3c.runtime.grouping import candidate_groups, plan_groups
 from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
 
 __all__ = [

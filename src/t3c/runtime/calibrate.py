@@ -283,7 +283,7 @@ class _Run:
     def _task(
         self, title: str, subjects: Mapping[str, Subject], rounds: int, compiled: dict[str, Session]
     ) -> dict[str, Blocks]:
-        known = self.journal.read(title, Times)
+        known: dict[str, Blocks] | None = self.journal.read(title, Times)
         if known is not None and known.keys() == subjects.keys():
             return known
         for index, (name, subject) in enumerate(subjects.items()):
