@@ -56,7 +56,7 @@ def main() -> int:
                 subject = make()
                 say(f"making the artifact of {subject.name}")
                 path = WORK / f"{subject.name}.t3c"
-                artifact = make_artifact(subject, path, say)
+                artifact = make_artifact(subject, path)
                 calibrated = calibrate_all(artifact, subject.name, say, watch)
                 tables["proxies"] += [proxy_row(one) for one in calibrated]
                 tables["held_out"] += [row for one in calibrated for row in held_out_rows(one)]

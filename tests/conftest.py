@@ -89,8 +89,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["t3c.exporter.export"], "time_layers", counted)
         exported = export(
-            model, folder / "small.t3c", [digits.calibration], ExportConfig(calibration=quick(30)),
-            image=IMAGE, classes=CLASSES,
+            model, folder / "small.t3c", [digits.calibration],
+            ExportConfig(calibration=quick(30), worst_drift=2.0), image=IMAGE, classes=CLASSES,
         )  # fmt: skip
     test, labels = (t.numpy() for t in digits.test)
     np.savez(folder / "test.npz", x=test[:100], y=labels[:100])

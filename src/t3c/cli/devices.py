@@ -47,8 +47,8 @@ def calibrate(
     artifact: ArtifactArg,
     engine: EngineOpt = "openvino",
     threads: ThreadsOpt = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each profile")] = 240,
-    grid: Annotated[int, typer.Option(min=0, help="Other profiles the proxy is fitted to")] = 36,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each profile")] = 120,
+    grid: Annotated[int, typer.Option(min=0, help="Other profiles the proxy is fitted to")] = 30,
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure three profiles; others by another's proxy")
     ] = False,

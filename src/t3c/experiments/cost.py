@@ -14,18 +14,23 @@ import torch
 from torch import nn
 
 from t3c.artifact.devices import DeviceTable, GridRow
+from t3c.artifact.folder import staged
 from t3c.artifact.reader import Artifact
-from t3c.convert import ElasticConfig, elasticize_
+from t3c.control.profiles import names_for
+from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.cost.proxy import PROXIES, Proxy, mape, refit
 from t3c.errors import DisturbedError
-from t3c.exporter import ExportConfig, export
-from t3c.nn.inputs import Inputs, batches_of, select
+from t3c.experiments.fidelity import uniform
+from t3c.exporter import content
+from t3c.exporter.allocate import Allocated
+from t3c.nn.inputs import Inputs, batches_of, evaluating, select
 from t3c.runtime.audit import Audit, audit
 from t3c.runtime.calibrate import CalibrationConfig, calibrate
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.grid import vector_of
 from t3c.runtime.measured import Watch
 from t3c.runtime.runtime import load
+from t3c.spec import MAX_BITS, Menu, Profile, ProfileChain
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
 from t3c.zoo.local import imagenet_sample, resnet50
 from t3c.zoo.text import minilm, sst2_sentences
@@ -33,12 +38,8 @@ from t3c.zoo.text import minilm, sst2_sentences
 DEVICES = (("openvino", 2), ("openvino", 1), ("onnxruntime", 2), ("onnxruntime", 1))
 # Ranks low enough for times to span a wide range; how good such profiles are is not asked here.
 ELASTIC = ElasticConfig(store_ratio=1.0)
-EXPORT = ExportConfig(
-    worst_drift=10.0,
-    size_weight=0.1,
-    delta=0.1,
-    calibration=CalibrationConfig(rounds=30, grid=0, starts=False, busy=True),
-)
+CONFIG = CalibrationConfig()
+SHARES = (1 / 8, 1 / 4, 3 / 8, 5 / 8, 1.0)
 PATIENCE, PAUSE_SECONDS = 3, 20.0
 Say = Callable[[str], object]
 T = TypeVar("T")
@@ -47,7 +48,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and what it is made elastic and exported with."""
+    """A model, data for its factors, and data for its activation ranges."""
 
     name: str
     model: nn.Module
@@ -60,13 +61,25 @@ def subjects() -> dict[str, Callable[[], Subject]]:
     return {"digits": _digits, "minilm-l6": _minilm, "resnet-50": _resnet50}
 
 
-def make_artifact(subject: Subject, path: Path, say: Say) -> Artifact:
-    """An artifact of the subject, of profiles that go down as far as its ranks do."""
+def make_artifact(subject: Subject, path: Path) -> Artifact:
+    """An artifact of profiles at even shares of rank, as far down as ranks go; not certified."""
     model = subject.model
-    elasticize_(
-        model, select(subject.statistics[0], slice(0, 2)), ELASTIC, calibration=subject.statistics
-    )
-    export(model, path, [subject.calibration], EXPORT, say=say)
+    example = select(subject.statistics[0], slice(0, 2))
+    elasticize_(model, example, ELASTIC, calibration=subject.statistics)
+    plan = state_of(model).plan
+    points = {share: uniform(plan, share, MAX_BITS).points for share in SHARES}
+    names = names_for(len(SHARES))
+    chain = ProfileChain(tuple(Profile(n, points[s]) for n, s in zip(names, SHARES, strict=True)))
+    menus = {
+        name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
+        for name in chain.top.points
+    }
+    allocated = Allocated(menus, chain, dict.fromkeys(names, 0.0))
+    with evaluating(model), staged(path) as folder:
+        content.write(
+            folder, model, content.topology(model), allocated, subject.calibration,
+            name=subject.name, seed=0, image=None, classes=None,
+        )  # fmt: skip
     return Artifact(path)
 
 
@@ -97,7 +110,7 @@ def calibrate_all(artifact: Artifact, model: str, say: Say, watch: Watch) -> lis
 
         def timed(started: Engine = started) -> Calibrated:
             start = time.perf_counter()
-            table = calibrate(artifact, started, watch=watch)
+            table = calibrate(artifact, started, CONFIG, watch=watch)
             return Calibrated(model, table, (time.perf_counter() - start) / 60)
 
         found.append(patiently(timed, say))
@@ -225,16 +238,16 @@ def _digits() -> Subject:
     model = DigitsNet()
     train_digits(model, digits, 3, 0)
     batches = [inputs for inputs, _ in digits.loader(64)]
-    return Subject("digits", model, batches, digits.calibration)
+    return Subject("digits", model, batches, digits.calibration[0][:60])
 
 
-def _resnet50(statistics: int = 48, calibration: int = 60) -> Subject:
+def _resnet50(statistics: int = 32, calibration: int = 16) -> Subject:
     images, _ = imagenet_sample(statistics + calibration, part="tune")
     batches = list(batches_of(images[:statistics], 16))
     return Subject("resnet-50", resnet50(), batches, images[statistics:])
 
 
-def _minilm(statistics: int = 128, calibration: int = 60) -> Subject:
+def _minilm(statistics: int = 64, calibration: int = 32) -> Subject:
     sentences, _ = sst2_sentences("train", statistics + calibration, 48)
     known = select(sentences, slice(0, statistics))
     rest = select(sentences, slice(statistics, statistics + calibration))

@@ -18,7 +18,7 @@ from t3c.runtime.measured import example_inputs, runners
 from t3c.runtime.runtime import Runtime
 from t3c.spec import Budget, Latency, Profile
 
-ROUNDS = 200
+ROUNDS = 120
 Tick = Callable[[int, int], object]
 
 

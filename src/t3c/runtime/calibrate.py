@@ -70,9 +70,9 @@ class CalibrationConfig:
     that other processes use, instead of refusing to; `starts` times cold starts too.
     """
 
-    rounds: int = 240
-    grid: int = 36
-    grid_rounds: int = 30
+    rounds: int = 120
+    grid: int = 30
+    grid_rounds: int = 21
     seed: int = 3407
     pin: bool = True
     busy: bool = False
