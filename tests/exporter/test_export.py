@@ -34,7 +34,7 @@ def test_every_profile_was_measured_and_certified(made: Made) -> None:
     assert all(p.stored < 1e-3 and p.engine < 0.1 for p in exported.parity)
     proxy = exported.table.proxy
     assert proxy is not None
-    assert proxy.held_out == 2
+    assert proxy.held_out >= 1
     assert exported.table.energy.startswith("unavailable: ") or exported.table.energy_mj
     p50 = [latency.p50 for latency in exported.table.profiles.values()]
     assert min(p50) > 0

@@ -102,7 +102,7 @@ def test_its_command_line_works(made: Made, bare_python: Path, tmp_path: Path) -
     few = ["--threads", "1", "--rounds", "2", "--grid", "6", "--busy", "--json"]
     done = subprocess.run([*run, "calibrate", copy, *few], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["proxies"]["hybrid"]["held_out"] == 2
+    assert json.loads(done.stdout)["proxies"].keys() == {"hybrid", "flops", "bytes"}
     done = subprocess.run([*run, "demo"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: torch is not installed: pip install 't3c[train]'\n"
