@@ -72,7 +72,7 @@ class CalibrationConfig:
 
     rounds: int = 120
     grid: int = 30
-    grid_rounds: int = 21
+    grid_rounds: int = 45
     seed: int = 3407
     pin: bool = True
     busy: bool = False
