@@ -25,7 +25,7 @@ from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.nn.inputs import Inputs, batches_of, evaluating, select
 from t3c.runtime.audit import Audit, audit
-from t3c.runtime.calibrate import CalibrationConfig, calibrate
+from t3c.runtime.calibrate import calibrate
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.grid import vector_of
 from t3c.runtime.measured import Watch
@@ -38,7 +38,6 @@ from t3c.zoo.text import minilm, sst2_sentences
 DEVICES = (("openvino", 2), ("openvino", 1), ("onnxruntime", 2), ("onnxruntime", 1))
 # Ranks low enough for times to span a wide range; how good such profiles are is not asked here.
 ELASTIC = ElasticConfig(store_ratio=1.0)
-CONFIG = CalibrationConfig()
 SHARES = (1 / 8, 1 / 4, 3 / 8, 5 / 8, 1.0)
 PATIENCE, PAUSE_SECONDS = 3, 20.0
 Say = Callable[[str], object]
@@ -110,7 +109,7 @@ def calibrate_all(artifact: Artifact, model: str, say: Say, watch: Watch) -> lis
 
         def timed(started: Engine = started) -> Calibrated:
             start = time.perf_counter()
-            table = calibrate(artifact, started, CONFIG, watch=watch)
+            table = calibrate(artifact, started, watch=watch)
             return Calibrated(model, table, (time.perf_counter() - start) / 60)
 
         found.append(patiently(timed, say))
@@ -148,7 +147,7 @@ def proxy_row(one: Calibrated) -> Row:
     return {
         "model": one.model, "device": one.device, "fitted": hybrid.fitted, "held_out": len(held),
         "p50_from": shortest, "p50_to": longest, "span": longest / shortest,
-        "untouched": untouched(one.table), "hybrid": hybrid.mape, "flops": flops.mape,
+        "hybrid": hybrid.mape, "flops": flops.mape,
         "bytes": per_byte.mape, "constant": hybrid.constant_mape, "r2": hybrid.r2,
         "minutes": one.minutes,
     }  # fmt: skip
@@ -165,12 +164,6 @@ def held_out_rows(one: Calibrated) -> list[Row]:
         for row in one.table.grid
         if row.held_out
     ]  # fmt: skip
-
-
-def untouched(table: DeviceTable) -> float:
-    """The share of the fastest held-out profile's time that is the same at every rank."""
-    assert table.proxy is not None
-    return table.proxy.coefficients["constant"] / min(r.ms for r in table.grid if r.held_out)
 
 
 def transfer_rows(tables: Sequence[Calibrated]) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -148,7 +148,7 @@ def refit_points(
             without = refit(donor.proxy, [rows[i] for i in rest], [times[i] for i in rest])
             errors.append(abs(without.predict(row) - time) / time)
     proxy = refit(donor.proxy, rows, times)
-    return Refitted(replace(proxy, fitted=len(rows)), max(errors, default=0.0))
+    return Refitted(proxy, max(errors, default=0.0))
 
 
 def _work(artifact: Artifact, donor: DeviceTable, profile: Profile) -> Row:
