@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from t3c.certify.penalty import PENALTIES
 from t3c.convert import LayerPlan, state_of, units
 from t3c.errors import DataError, SpecError, TrainError
 from t3c.nn.inputs import Inputs, call, evaluating, split_batch
@@ -21,7 +22,7 @@ from t3c.nn.weight import Relaxation
 from t3c.spec import LayerPoint, Profile
 from t3c.train import objective
 
-TERMS = ("task", "anchor", "distill", "budget", "spectral", "gap")
+TERMS = ("task", "anchor", "distill", "certificate", "budget", "spectral", "gap")
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,17 @@ class TrainConfig:
     """How long and how hard to train, and what each term of the objective weighs.
 
     `task` is the labels on the full view, `anchor` holds the full view at the original, `distill`
-    draws the sampled profile to it, `budget` pulls energy into the ranks the profile pays for,
-    `spectral` keeps factors orthogonal and `gap` their strengths apart; a term that weighs nothing
-    is not computed. The task weighs little: the original is trained already, and what moves the
-    full view away from it is drift at every profile. `masks` relaxes hard ranks to Gumbel-Top-k
-    masks of falling temperature, and rounding to stochastic rounding; ranks are put in order of
-    their strength when it is done.
+    draws the sampled profile to it, `certificate` lowers the drift its certificate predicts,
+    `budget` pulls energy into the ranks the profile pays for, `spectral` keeps factors orthogonal
+    and `gap` their strengths apart; a term that weighs nothing is not computed. The task weighs
+    little: the original is trained already, and what moves the full view away from it is drift at
+    every profile. `masks` relaxes hard ranks to Gumbel-Top-k masks of falling temperature, and
+    rounding to stochastic rounding; ranks are put in order of their strength when it is done.
+
+    The certificate is the first-order drift of the profile or the paper's bound by spectral norms,
+    `certificate_kind`. It is taken every `certificate_every` steps on the first
+    `certificate_samples` of the batch, with as many times its gradient, so that its mean pull is
+    that of every step; steps in between carry on the last value in the history and have no pull.
     """
 
     steps: int = 2000
@@ -44,6 +50,10 @@ class TrainConfig:
     task: float = 0.1
     anchor: float = 3.0
     distill: float = 1.0
+    certificate: float = 0.0
+    certificate_kind: Literal["first_order", "spectral"] = "first_order"
+    certificate_every: int = 10
+    certificate_samples: int = 4
     budget: float = 0.1
     spectral: float = 0.0
     gap: float = 0.0
@@ -57,10 +67,16 @@ class TrainConfig:
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
             raise SpecError(f"learning_rate must be positive, got {self.learning_rate:g}")
         weights = {name: getattr(self, name) for name in TERMS}
-        if any(not value >= 0 for value in weights.values()) or not any(weights.values()):
+        if not all(0 <= w < math.inf for w in weights.values()) or not any(weights.values()):
             raise SpecError(f"terms weigh at least 0 and not all nothing, got {weights}")
         if not 0 <= self.warmup < 1:
             raise SpecError(f"warmup must be in [0, 1), got {self.warmup:g}")
+        if self.certificate_kind not in PENALTIES:
+            known = ", ".join(PENALTIES)
+            raise SpecError(f"certificate_kind is one of {known}, got {self.certificate_kind!r}")
+        for name in ("certificate_every", "certificate_samples"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,7 @@ def fit(
         parameters, lr=config.learning_rate, weight_decay=config.weight_decay
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _ramp(step, config))
+    certificate = _certificate(config)
     history: dict[str, list[float]] = {term: [] for term in TERMS}
     with evaluating(model):
         for step, (inputs, target) in enumerate(_forever(batches, config.steps)):
@@ -115,6 +132,9 @@ def fit(
                 "task": partial(objective.task, full, target),
                 "anchor": partial(objective.distill, full, teacher),
                 "distill": partial(objective.distill, compressed, teacher),
+                "certificate": partial(
+                    certificate, step, model, state.original, profile, inputs, relaxation
+                ),
                 "budget": partial(objective.budget, weights, profile.points),
                 "spectral": partial(objective.spectral, weights),
                 "gap": partial(objective.gap, weights),
@@ -125,7 +145,8 @@ def fit(
             if not math.isfinite(float(loss.detach())):
                 raise TrainError(f"step {step}: the loss is not finite: {values}")
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            if loss.requires_grad:  # a certificate alone has no pull between its steps
+                loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(parameters, config.clip_norm)
             optimizer.step()
             schedule.step()
@@ -152,6 +173,11 @@ def sample_profile(plans: Sequence[LayerPlan], rng: np.random.Generator) -> Prof
         point = LayerPoint(pick(sorted(ranks), rank_level), pick(sorted(bits), bit_level))
         points |= unit.layer_points(point)
     return Profile("sampled", points)
+
+
+def _certificate(config: TrainConfig) -> objective.Certificate:
+    penalty = PENALTIES[config.certificate_kind](config.seed)
+    return objective.Certificate(penalty, config.certificate_every, config.certificate_samples)
 
 
 def _relaxation(step: int, config: TrainConfig, noise: torch.Generator) -> Relaxation | None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from t3c.certify.penalty import Penalty
 from t3c.cost.work import layer_work
 from t3c.factor.compose import compose, prefix
 from t3c.factor.ranks import RANK_AXES, strengths
 from t3c.factor.regularize import gap_penalty, spectral_penalty
-from t3c.nn.weight import ElasticWeight
-from t3c.spec import Form, LayerPoint
+from t3c.nn.inputs import Inputs, select
+from t3c.nn.view import at
+from t3c.nn.weight import ElasticWeight, Relaxation
+from t3c.spec import Form, LayerPoint, Profile
 
 
 def task(logits: Tensor, target: Tensor) -> Tensor:
@@ -32,6 +35,36 @@ def distill(student: Tensor, teacher: Tensor) -> Tensor:
     change, size = (z.flatten(1).norm(dim=1) for z in (student - teacher, teacher))
     drift: Tensor = (change / size.clamp_min(1e-12)).mean()
     return kl + drift
+
+
+class Certificate:
+    """A drift penalty on the first `samples` of every `every`-th batch; in between, its last value.
+
+    The value is always the plain penalty, without a gradient on the steps in between and with
+    `every` times its gradient on the others. So the mean gradient does not depend on `every`; what
+    clips or normalizes single steps still damps a rare, large gradient more than a steady one.
+    """
+
+    def __init__(self, penalty: Penalty, every: int, samples: int) -> None:
+        self.penalty, self.every, self.samples = penalty, every, samples
+        self._last = torch.zeros(())
+
+    def __call__(
+        self,
+        step: int,
+        model: nn.Module,
+        original: nn.Module,
+        profile: Profile,
+        inputs: Inputs,
+        relaxation: Relaxation | None = None,
+    ) -> Tensor:
+        if step % self.every:
+            return self._last
+        few = select(inputs, slice(self.samples))
+        with at(model, profile, relaxation):
+            drift = self.penalty(model, original, profile, few)
+        self._last = drift.detach()
+        return self._last + self.every * (drift - self._last)
 
 
 def budget(weights: Mapping[str, ElasticWeight], points: Mapping[str, LayerPoint]) -> Tensor:
