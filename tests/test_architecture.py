@@ -23,6 +23,7 @@ LINES = [
     {"train"},
     {"artifact"},
     {"runtime"},
+    {"evidence"},
     {"exporter"},
     {"baselines", "zoo"},
     {"experiments"},

@@ -19,6 +19,7 @@ from t3c.artifact.reader import Artifact
 from t3c.control.profiles import names_for
 from t3c.convert import elasticize_, state_of, units
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
+from t3c.evidence.certify import CertifyConfig
 from t3c.exporter import ExportConfig, export
 from t3c.exporter.allocate import Wanted, allocate
 from t3c.exporter.export import split
@@ -172,7 +173,9 @@ def test_linear_layers_over_tokens_and_several_inputs(tmp_path: Path) -> None:
     model = Transformer().eval()
     x, y = torch.randn(90, 12, 64), torch.randn(90, 12, 64)
     elasticize_(model, (x[:2], y[:2]))
-    config = ExportConfig(calibration=quick(5), worst_drift=1.0, delta=0.1)
+    config = ExportConfig(
+        calibration=quick(5), worst_drift=1.0, certificate=CertifyConfig(delta=0.1)
+    )
     export(model, tmp_path / "t.t3c", [((x, y), torch.zeros(90))], config)
     rt = t3c.load(tmp_path / "t.t3c")
     assert [entry.name for entry in rt.inputs] == ["input0", "input1"]
@@ -212,7 +215,9 @@ def test_parts_of_networks_on_the_engine_they_were_exported_for(
     torch.manual_seed(0)
     model, x = Parts().eval(), torch.randn(60, 3, 12, 20)
     elasticize_(model, x[:1])
-    config = ExportConfig(engine=engine, calibration=quick(2), worst_drift=1.0, delta=0.1)
+    config = ExportConfig(
+        engine=engine, calibration=quick(2), worst_drift=1.0, certificate=CertifyConfig(delta=0.1)
+    )
     exported = export(model, tmp_path / "p.t3c", DataLoader(TensorDataset(x), 16), config)
     assert all(p.engine < 0.02 for p in exported.parity)
     rt = t3c.load(tmp_path / "p.t3c", engine)
@@ -256,7 +261,7 @@ def test_exports_that_cannot_be(made: Made, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be written"):
         export(made.model, tmp_path / "file" / "a.t3c", [digits.calibration])
     assert not path.exists()
-    for wrong in ({"delta": 0.0}, {"size_weight": 1.0}, {"worst_drift": 0.0}, {"profiles": 0}):
+    for wrong in ({"size_weight": 1.0}, {"worst_drift": 0.0}, {"profiles": 0}):
         with pytest.raises(SpecError):
             ExportConfig(**wrong)  # type: ignore[arg-type]
 
@@ -270,7 +275,7 @@ def test_an_export_that_fails_leaves_the_artifact_that_was_there(
     def explode(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("t3c.exporter.evidence.certify", explode)
+    monkeypatch.setattr(sys.modules["t3c.exporter.export"], "certify", explode)
     with pytest.raises(RuntimeError, match="out of luck"):
         export(broken, copied, [made.digits.calibration], ExportConfig(calibration=quick(2)))
     assert Artifact(copied).content == before

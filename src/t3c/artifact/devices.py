@@ -1,4 +1,4 @@
-"""devices/*.json and ledger.json: what was measured of an artifact after it was made.
+"""devices/*.json: what an artifact takes on the machines it was measured on.
 
 Each names the content hash it belongs to, and lies outside of that hash.
 """
@@ -18,7 +18,6 @@ from t3c.measure.quiet import Conditions
 from t3c.spec import (
     MAX_BITS,
     MIN_BITS,
-    Certificate,
     Factorization,
     Form,
     Latency,
@@ -156,15 +155,6 @@ class DeviceTable(Record):
             if timing and timing.worth:
                 found.append(layers)
         return found
-
-
-class Ledger(Record):
-    """The certificates of an artifact."""
-
-    content: str
-    assumption: str
-    data: str
-    entries: tuple[Certificate, ...]
 
 
 @dataclass(frozen=True)

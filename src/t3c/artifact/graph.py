@@ -40,11 +40,15 @@ class Traced:
 
 def trace(plain: nn.Module, example: Inputs, specs: Mapping[str, LayerSpec]) -> Traced:
     """Trace a plain model (no elastic layers); `specs` says which layers become elastic nodes."""
-    model = to_onnx(plain.eval(), example, list(specs))
+    return topology(to_onnx(plain.eval(), example, list(specs)), specs)
+
+
+def topology(model: onnx.ModelProto, specs: Mapping[str, LayerSpec]) -> Traced:
+    """The topology of a model in ONNX whose elastic weights are inputs named `weight:LAYER`."""
     graph = model.graph
     model.opset_import.append(helper.make_opsetid(ELASTIC_DOMAIN, 1))
     constants = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
-    names = dict(zip((f"weight:{n}" for n in specs), specs, strict=True))
+    names = {weight_name(layer): layer for layer in specs}
     for weight, layer in names.items():
         _make_elastic(graph, weight, layer)
     folded = _fold_norms(graph, constants)
@@ -59,6 +63,22 @@ def trace(plain: nn.Module, example: Inputs, specs: Mapping[str, LayerSpec]) -> 
     del graph.value_info[:]
     onnx.checker.check_model(model)
     return Traced(model, dense, folded)
+
+
+def original_onnx(plain: nn.Module, example: Inputs, layers: Sequence[str]) -> onnx.ModelProto:
+    """A plain model in ONNX, its elastic weights named, so that they can be found in it again."""
+    model = to_onnx(plain.eval(), example, layers)
+    names = {weight_name(layer): layer for layer in layers}
+    for value in [value for value in model.graph.input if value.name in names]:
+        model.graph.input.remove(value)
+        weight = plain.get_parameter(f"{names[value.name]}.weight").detach().contiguous()
+        model.graph.initializer.append(numpy_helper.from_array(weight.numpy(), value.name))
+    return model
+
+
+def weight_name(layer: str) -> str:
+    """What the weight of an elastic layer is called in ONNX."""
+    return f"weight:{layer}"
 
 
 def to_onnx(plain: nn.Module, example: Inputs, layers: Sequence[str] = ()) -> onnx.ModelProto:
@@ -101,7 +121,7 @@ def to_onnx(plain: nn.Module, example: Inputs, layers: Sequence[str] = ()) -> on
     renamed = dict(
         zip(
             (i.name for i in model.graph.input),
-            [*names, *(f"weight:{n}" for n in layers)],
+            [*names, *map(weight_name, layers)],
             strict=True,
         )
     )

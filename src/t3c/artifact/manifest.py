@@ -83,6 +83,9 @@ class Manifest(Record):
     profiles: tuple[ProfileEntry, ...]
     seeds: dict[str, int]
     files: dict[str, FileEntry]
+    calibrated_on: tuple[str, ...] | None = Field(
+        default=None, description="hashes of the samples that set activation ranges"
+    )
 
     @property
     def specs(self) -> dict[str, LayerSpec]:

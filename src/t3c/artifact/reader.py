@@ -13,8 +13,9 @@ import onnx
 from google.protobuf.message import DecodeError
 from safetensors import SafetensorError, safe_open
 
-from t3c.artifact.devices import DeviceTable, Ledger
-from t3c.artifact.folder import MANIFEST, recover, write_atomic
+from t3c.artifact.devices import DeviceTable
+from t3c.artifact.folder import MANIFEST, locked, recover, write_atomic
+from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.manifest import (
     CONTENT,
     DENSE,
@@ -102,14 +103,16 @@ class Artifact:
             tables.append(table)
         return tables
 
-    def add_ledger(self, ledger: Ledger) -> None:
-        write_atomic(self.path / LEDGER, ledger.model_dump_json(indent=1).encode())
+    def add_certification(self, certification: Certification) -> Ledger:
+        """Put a certification into the ledger, beside those of other engines and forms."""
+        with locked(self.path / LEDGER):
+            self._check_not_replaced()
+            ledger = (self.ledger() or Ledger(content=self.content)).added(certification)
+            write_atomic(self.path / LEDGER, ledger.model_dump_json(indent=1).encode())
+        return ledger
 
     def add_device(self, table: DeviceTable) -> None:
-        if load_manifest(self.path / MANIFEST)[1] != table.content:
-            raise ArtifactError(
-                f"{self.path}: was replaced while it was measured: measure it again"
-            )
+        self._check_not_replaced()
         path = self.path / DEVICES / f"{table.device.key}.json"
         write_atomic(path, table.model_dump_json(indent=1).encode())
 
@@ -125,6 +128,12 @@ class Artifact:
                 raise CorruptError(f"{path}: {size} bytes, the manifest says {entry.bytes}")
             if verify and sha256_file(path) != entry.sha256:
                 raise CorruptError(f"{path}: its hash is not the manifest's: the file was changed")
+
+    def _check_not_replaced(self) -> None:
+        if load_manifest(self.path / MANIFEST)[1] != self.content:
+            raise ArtifactError(
+                f"{self.path}: was replaced while it was measured: measure it again"
+            )
 
     def _check_content(self, content: str, path: Path) -> None:
         if content != self.content:

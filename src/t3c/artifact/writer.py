@@ -42,6 +42,7 @@ def write_content(
     dense: Mapping[str, npt.NDArray[np.generic]],
     seeds: dict[str, int],
     version: str,
+    calibrated_on: tuple[str, ...] | None = None,
 ) -> Manifest:
     """Write graph, factors, dense tensors and, last, the manifest that holds their hashes."""
     with writing(folder):
@@ -67,7 +68,7 @@ def write_content(
         )
         return Manifest(
             schema_version=SCHEMA_VERSION, t3c_version=version, model=model, layers=layers,
-            profiles=entries, seeds=seeds, files=files,
+            profiles=entries, seeds=seeds, files=files, calibrated_on=calibrated_on,
         )  # fmt: skip
 
     # The manifest counts itself, until its length settles.

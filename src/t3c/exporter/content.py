@@ -22,6 +22,7 @@ from t3c.artifact.manifest import (
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer
 from t3c.artifact.writer import write_content
+from t3c.certify.slices import sample_keys
 from t3c.convert import state_of
 from t3c.errors import ConvertError
 from t3c.exporter.allocate import Allocated
@@ -91,6 +92,7 @@ def write(
         write_content(
             folder, model=about, layers=entries, profiles=allocated.profiles, graph=traced.model,
             factors=factors, dense=dense, seeds={"export": seed}, version=__version__,
+            calibrated_on=tuple(sample_keys([value.numpy() for value in tensors(samples)])),
         )  # fmt: skip
         return Artifact(folder)
 

@@ -13,16 +13,22 @@ import torch
 from torch import nn
 
 from t3c.artifact.card import write_card
-from t3c.artifact.devices import DeviceTable, LayerTiming, Ledger
+from t3c.artifact.devices import DeviceTable, LayerTiming
 from t3c.artifact.folder import staged
 from t3c.artifact.graph import Traced
+from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import least_samples
+from t3c.certify.slices import sample_keys, split_unique
 from t3c.control.profiles import Measured, Pruned, names_for, prune, thin
 from t3c.convert import state_of
 from t3c.errors import DataError, SpecError
-from t3c.exporter import content, evidence
+from t3c.evidence.certify import CertifyConfig, Slices, certify
+from t3c.evidence.drifts import arrays, model_reference, program_reference
+from t3c.evidence.original import beside, to_original
+from t3c.exporter import content
 from t3c.exporter.allocate import Allocated, Wanted, allocate
+from t3c.exporter.parity import Parity, check_parity
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
 from t3c.runtime.calibrate import CalibrationConfig, calibrate
@@ -44,8 +50,8 @@ class ExportConfig:
     output, that is still of use. `size_weight` is what bytes count for against time when layer
     points are allocated. `proposals` come from the `knapsack` or a `template`; `tie` is whether
     layers share a point within an attention `block` or wherever a `stage` repeats them;
-    `layer_drift` caps the first-order drift of each. `delta` is the share of samples `epsilon`
-    may miss. `calibration` says how much is measured.
+    `layer_drift` caps the first-order drift of each. `calibration` says how much is measured,
+    `certificate` what is certified.
     """
 
     engine: str = "openvino"
@@ -56,8 +62,8 @@ class ExportConfig:
     proposals: Literal["knapsack", "template"] = "knapsack"
     tie: Literal["block", "stage"] = "block"
     layer_drift: float | None = None
-    delta: float = 0.05
     calibration: CalibrationConfig = field(default_factory=lambda: CalibrationConfig(busy=True))
+    certificate: CertifyConfig = field(default_factory=CertifyConfig)
     seed: int = 3407
 
     def __post_init__(self) -> None:
@@ -65,8 +71,6 @@ class ExportConfig:
             raise SpecError(f"worst_drift must be positive, got {self.worst_drift:g}")
         if not 0 <= self.size_weight < 1:
             raise SpecError(f"size_weight must be in [0, 1), got {self.size_weight:g}")
-        if not 0 < self.delta < 1:
-            raise SpecError(f"delta must be between 0 and 1, got {self.delta:g}")
         if self.profiles < 1:
             raise SpecError(f"profiles must be at least 1, got {self.profiles}")
         if self.proposals not in ("knapsack", "template"):
@@ -89,14 +93,14 @@ class Exported:
     profiles: ProfileChain
     table: DeviceTable
     ledger: Ledger
-    parity: tuple[evidence.Parity, ...]
+    parity: tuple[Parity, ...]
     pruned: tuple[Pruned, ...] = ()
     notes: tuple[str, ...] = ()
     dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Slices:
+class Parts:
     """The calibration data in three disjoint parts (paper E.1)."""
 
     quantizer: Inputs
@@ -129,7 +133,7 @@ def export(
     samples = gather(calibration)
     check_finite(samples, "the calibration data")
     check_like(samples, state.example, "the calibration data")
-    slices = split(samples, config)
+    parts = split(samples, config)
     names = None if classes is None else tuple(classes)
     with evaluating(model), staged(path) as folder:
         say("tracing the model")
@@ -144,12 +148,12 @@ def export(
             2 * config.profiles - 1, config.worst_drift, config.size_weight, config.proposals,
             config.tie, config.layer_drift,
         )  # fmt: skip
-        candidates = allocate(model, slices.quantizer, state.plan.layers, timings, wanted)
+        candidates = allocate(model, parts.quantizer, state.plan.layers, timings, wanted)
         say("packing weights, observing activation ranges")
 
         def written(allocated: Allocated, draft: Artifact | None = None) -> Artifact:
             return content.write(
-                folder, model, traced, allocated, slices.quantizer, name=name or path.stem,
+                folder, model, traced, allocated, parts.quantizer, name=name or path.stem,
                 seed=config.seed, image=image, classes=names, draft=draft,
             )  # fmt: skip
 
@@ -162,19 +166,31 @@ def export(
         artifact.add_device(table)
         runtime = Runtime(artifact, config.engine, config.threads)
         say("checking each profile against torch")
-        parity = evidence.check_parity(
-            model, runtime, select(slices.quantizer, slice(0, PARITY_SAMPLES))
-        )
-        say(f"certifying on {len(tensors(slices.scores)[0])} samples")
-        ledger = evidence.certify(
-            model, state.original, runtime, slices.scaling, slices.scores, config.delta
-        )
-        artifact.add_ledger(ledger)
+        parity = check_parity(model, runtime, select(parts.quantizer, slice(0, PARITY_SAMPLES)))
+        say(f"certifying on {len(tensors(parts.scores)[0])} samples")
+        slices = Slices(arrays(parts.scaling), arrays(parts.scores))
+        ledger = artifact.add_certification(_certified(model, runtime, slices, config, watch))
         write_card(artifact)
     return Exported(
         path, chosen.profiles, table, ledger, tuple(parity), tuple(pruned), chosen.notes,
         chosen.dropped,
     )  # fmt: skip
+
+
+def _certified(
+    model: nn.Module, runtime: Runtime, slices: Slices, config: ExportConfig, watch: Watch
+) -> Certification:
+    """Certificates from the original the model remembers."""
+    try:
+        original = beside(runtime.artifact, to_original(model))
+    except DataError as differs:
+        frozen = state_of(model).original
+        return certify(
+            runtime, model_reference(frozen, state_of(model).example), None, slices,
+            config.certificate, missing=str(differs), watch=watch,
+        )  # fmt: skip
+    reference = program_reference(runtime.artifact, original)
+    return certify(runtime, reference, original, slices, config.certificate, watch=watch)
 
 
 def choose(
@@ -215,21 +231,22 @@ def _renamed(reason: str, names: Mapping[str, str]) -> str:
     return re.sub(r"candidate\d+", lambda found: names.get(found[0], found[0]), reason)
 
 
-def split(samples: Inputs, config: ExportConfig) -> Slices:
-    """A sixth for the quantizers, a sixth to scale the certificates, the rest to score them."""
-    count = len(tensors(samples)[0])
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(config.seed))
-    sixth = max(1, count // 6)
-    needed = least_samples(config.delta)
-    if count - 2 * sixth < needed:
-        least = next(n for n in itertools.count(3) if n - 2 * max(1, n // 6) >= needed)
+def split(samples: Inputs, config: ExportConfig) -> Parts:
+    """A sixth for the quantizers, a sixth to scale the certificates, the rest to score them.
+
+    Copies of one sample stay in one part, so that no two parts share any.
+    """
+    count, delta = len(tensors(samples)[0]), config.certificate.delta
+    needed = least_samples(delta)
+    least = next(n for n in itertools.count(3) if n - 2 * max(1, n // 6) >= needed)
+    if count < least:
         raise DataError(
-            f"{count} calibration samples are too few for delta={config.delta:g}: "
+            f"{count} calibration samples are too few for delta={delta:g}: "
             f"at least {least} are needed"
         )
-    parts = (order[:sixth], order[sixth : 2 * sixth], order[2 * sixth :])
-    quantizer, scaling, scores = (select(samples, part) for part in parts)
-    return Slices(quantizer, scaling, scores)
+    found = split_unique(sample_keys(arrays(samples)), (1 / 6, 1 / 6, 2 / 3), config.seed)
+    quantizer, scaling, scores = (select(samples, torch.from_numpy(part)) for part in found)
+    return Parts(quantizer, scaling, scores)
 
 
 def _check_described(

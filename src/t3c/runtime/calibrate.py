@@ -20,7 +20,6 @@ from t3c.artifact.devices import (
     LayerTiming,
     Start,
     choose_forms,
-    forms_key,
 )
 from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import solver
@@ -358,14 +357,8 @@ def _with_profiles(
 
 def _certified_forms(artifact: Artifact, table: DeviceTable) -> dict[str, dict[str, Form]]:
     """Forms of this engine's that certificates of the artifact are for, by profile."""
-    ledger = artifact.ledger()
-    device = table.device
-    keys = {
-        e.profile: e.forms for e in (ledger.entries if ledger else ()) if e.engine == device.engine
-    }
-    found = {}
-    for other in artifact.devices():
-        for name, forms in other.forms.items():
-            if keys.get(name) == forms_key(forms, device.weight_bits):
-                found[name] = forms
-    return found
+    ledger, device = artifact.ledger(), table.device
+    for certification in ledger.on(device.engine) if ledger else ():
+        if certification.weight_bits == device.weight_bits:
+            return dict(certification.forms)
+    return {}

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from t3c.artifact.devices import DeviceTable, choose_forms, forms_key
+from t3c.artifact.devices import DeviceTable, choose_forms
+from t3c.artifact.ledger import Certification
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
+from t3c.artifact.shift import ShiftModel
 from t3c.errors import DataError, SpecError
 from t3c.runtime.calibrate import subject_of
 from t3c.runtime.engines import Session, open_engine
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.measured import Subject, describe
+from t3c.runtime.monitor import Monitor, MonitorConfig, Shift
 from t3c.runtime.select import Candidate, Choice, select
 from t3c.runtime.transfer import nearest, transferred
+from t3c.runtime.watching import features, watched
 from t3c.spec import Budget, Certificate, Profile
 
 log = logging.getLogger("t3c.runtime")
@@ -36,15 +42,44 @@ class Answer:
     certificate: Certificate | None
     reason: str
     warnings: tuple[str, ...]
+    shift: Shift | None = None
+
+
+class Watched:
+    """A session that also tells of activations, made when first needed, and what watches them."""
+
+    def __init__(self, monitor: Monitor, compiled: Callable[[], Session], every: int) -> None:
+        self.monitor = monitor
+        self._compiled, self._every = compiled, every
+        self._calls = itertools.count()
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+
+    def turn(self) -> bool:
+        """Whether this call is one to watch."""
+        return next(self._calls) % self._every == 0
+
+    def session(self) -> Session:
+        with self._lock:
+            if self._session is None:
+                self._session = self._compiled()
+            return self._session
 
 
 class Runtime:
     """Serves an artifact on one engine; `rt(x, budget)` picks the profile for each call.
 
-    `rt.profile` and `rt.certificate` are those of the last call of this thread.
+    `rt.profile` and `rt.certificate` are those of the last call of this thread. With a monitor,
+    `rt.on_shift` is called with every event that activations have moved.
     """
 
-    def __init__(self, artifact: Artifact, engine: str, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        engine: str,
+        threads: int | None = None,
+        monitor: MonitorConfig | None = None,
+    ) -> None:
         self.artifact = artifact
         self.engine = open_engine(engine, threads)
         self.device = describe(self.engine)
@@ -52,11 +87,14 @@ class Runtime:
         self.table, self.note = self._find_table(artifact.devices())
         self.subjects = {p.name: self._subject(p) for p in self.chain}
         self.forms = {name: dict(subject.forms) for name, subject in self.subjects.items()}
-        self.certificates = self._find_certificates()
+        certified = self._find_certificates()
+        self.certificates = {name: certificate for name, (certificate, _) in certified.items()}
         self.candidates = [self._candidate(p) for p in self.chain]
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
         self._last = threading.local()
+        self.on_shift: Callable[[Shift], object] = lambda shift: None
+        self.watches = self._find_watches(monitor, certified) if monitor else {}
 
     @property
     def inputs(self) -> tuple[TensorEntry, ...]:
@@ -90,8 +128,8 @@ class Runtime:
         if profile is not None and budget is not None:
             raise SpecError("name a budget or a profile, not both")
         choice = self.choose(budget) if profile is None else self._named(profile)
-        output = self.session(choice.profile).run(arrays)[0]
-        warnings = choice.warnings
+        output, shift = self._run(choice.profile, arrays)
+        warnings = choice.warnings if shift is None else (*choice.warnings, shift.message)
         if self.note and budget is not None and budget.latency_ms is not None:
             warnings = (*warnings, self.note)
         if choice.profile not in self.certificates:
@@ -99,8 +137,10 @@ class Runtime:
         for warning in warnings:
             log.warning("%s", warning)
         certificate = self.certificates.get(choice.profile)
-        answer = Answer(output, choice.profile, certificate, choice.reason, warnings)
+        answer = Answer(output, choice.profile, certificate, choice.reason, warnings, shift)
         self._last.answer = answer
+        if shift is not None:
+            self.on_shift(shift)
         return answer
 
     def choose(self, budget: Budget | None) -> Choice:
@@ -113,6 +153,14 @@ class Runtime:
             if profile not in self._sessions:
                 self._sessions[profile] = self.engine.compile(self.graph(self.chain[profile]))
             return self._sessions[profile]
+
+    def _run(self, profile: str, arrays: list[Array]) -> tuple[Array, Shift | None]:
+        """The output, and what the monitor says where this call is watched."""
+        watch = self.watches.get(profile)
+        if watch is None or not watch.turn():
+            return self.session(profile).run(arrays)[0], None
+        output, raw = watch.session().run(arrays)
+        return output, watch.monitor.observe(features(raw))
 
     def graph(self, profile: Profile) -> onnx.ModelProto:
         """The graph the engine runs for a profile of the artifact."""
@@ -155,17 +203,54 @@ class Runtime:
         """The profile as this device executes it."""
         if self.table is not None:
             return subject_of(self.artifact, self.table, profile)
-        forms = choose_forms((), self.artifact.manifest.specs, profile.points)
+        ledger = self.artifact.ledger()
+        certified = {c.weight_bits: c.forms for c in ledger.on(self.engine.name)} if ledger else {}
+        forms = certified.get(self.device.weight_bits, {}).get(profile.name)
+        if forms is None:
+            forms = choose_forms((), self.artifact.manifest.specs, profile.points)
         return Subject(profile, forms, self.artifact.ranges(profile.name))
 
-    def _find_certificates(self) -> dict[str, Certificate]:
-        ledger = self.artifact.ledger()
-        bits = self.device.weight_bits
-        keys = {name: forms_key(forms, bits) for name, forms in self.forms.items()}
+    def _find_certificates(self) -> dict[str, tuple[Certificate, Certification]]:
+        """The latest certificate of each profile as this device executes it."""
+        ledger, bits = self.artifact.ledger(), self.device.weight_bits
+        found: dict[str, tuple[Certificate, Certification]] = {}
+        for certification in ledger.on(self.engine.name) if ledger else ():
+            for name, forms in self.forms.items():
+                certificate = certification.of(name, forms, bits)
+                if certificate is not None:
+                    found.setdefault(name, (certificate, certification))
+        return found
+
+    def _find_watches(
+        self,
+        config: MonitorConfig,
+        certified: Mapping[str, tuple[Certificate, Certification]],
+    ) -> dict[str, Watched]:
+        """A watched session of each profile whose certification has a model of its activations."""
+        models = {
+            name: certification.monitors[name]
+            for name, (_, certification) in certified.items()
+            if name in certification.monitors
+        }
+        if not models:
+            raise SpecError(
+                f"{self.artifact.path}: nothing to monitor by: certify it on {self.engine.name} "
+                "with t3c certify"
+            )
+
+        def compiled(name: str, model: ShiftModel) -> Session:
+            thresholds = dict(zip(model.tensors, model.thresholds, strict=True))
+            return self.engine.compile(
+                watched(self.graph(self.chain[name]), model.tensors, thresholds)
+            )
+
         return {
-            entry.profile: entry
-            for entry in (ledger.entries if ledger else ())
-            if entry.engine == self.engine.name and entry.forms == keys.get(entry.profile)
+            name: Watched(
+                Monitor(model, rate=config.rate / len(models), seed=config.seed),
+                partial(compiled, name, model),
+                config.every,
+            )
+            for name, model in models.items()
         }
 
     def _candidate(self, profile: Profile) -> Candidate:
@@ -181,13 +266,19 @@ class Runtime:
         )
 
 
-def load(path: str | Path, engine: str = "openvino", threads: int | None = None) -> Runtime:
-    """Open an artifact on an engine; every file is checked first.
+def load(
+    path: str | Path,
+    engine: str = "openvino",
+    threads: int | None = None,
+    *,
+    monitor: MonitorConfig | None = None,
+) -> Runtime:
+    """Open an artifact on an engine; every file is checked first. A monitor watches for shifts.
 
     >>> rt = load("resnet.t3c")  # doctest: +SKIP
     >>> y = rt(x, budget=Budget(latency_ms=12))  # doctest: +SKIP
     """
-    return Runtime(Artifact(path), engine, threads)
+    return Runtime(Artifact(path), engine, threads, monitor)
 
 
 def _checked(entry: TensorEntry, value: Any) -> Array:

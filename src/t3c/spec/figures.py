@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from t3c.errors import SpecError
@@ -55,13 +56,32 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """Drift by one measure: its mean over the samples, and what is guaranteed of it.
+
+    `epsilon` bounds the drift of a new sample, of the `flip` measure its mean.
+    """
+
+    mean: float
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not (self.mean >= 0 and self.epsilon >= 0):
+            raise SpecError(f"drifts cannot be negative, got {self}")
+
+
+@dataclass(frozen=True)
 class Certificate:
     """How far a profile's outputs are, and can be, from the original's.
 
-    All figures are of the drift ||z' - z|| relative to ||z||, except those named `absolute_`.
-    `epsilon` holds with probability at least 1 - delta for a new sample exchangeable with the
-    `samples` it was calibrated on, for every profile of the artifact at once, on this engine
-    executing these forms.
+    Figures are of the drift ||z' - z|| relative to ||z||. `epsilon` is the guarantee: it holds with
+    probability at least 1 - delta for a new sample exchangeable with the `samples` it was made of,
+    for every profile of the artifact at once, on this engine executing these forms. `first_order`
+    and `spectral` are estimates from some of the samples: the mean of the change that
+    differentiation predicts, and the paper's sum of gains, residuals and activations, in its RMS
+    form and, `spectral_pointwise`, for the sample it is largest for. `worst_case` is a bound for
+    every input it was evaluated at, the largest of them here. What is not available is None, and
+    `unavailable` says why. `measures` holds other measures of drift.
     """
 
     profile: str
@@ -70,16 +90,22 @@ class Certificate:
     delta: float
     samples: int
     mean: float
-    first_order: float
+    p95: float
     epsilon: float
-    absolute_mean: float
-    absolute_epsilon: float
+    first_order: float | None = None
+    spectral: float | None = None
+    spectral_pointwise: float | None = None
+    worst_case: float | None = None
+    unavailable: str = ""
+    measures: Mapping[str, Bound] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise SpecError(f"delta must be between 0 and 1, got {self.delta:g}")
-        figures = (self.mean, self.first_order, self.epsilon)
-        if min(*figures, self.absolute_mean, self.absolute_epsilon) < 0 or self.samples < 1:
+        figures = [self.mean, self.p95, self.epsilon]
+        estimates = (self.first_order, self.spectral, self.spectral_pointwise, self.worst_case)
+        figures += [figure for figure in estimates if figure is not None]
+        if min(figures) < 0 or self.samples < 1:
             raise SpecError(f"profile {self.profile!r}: drifts cannot be negative")
 
 

@@ -44,6 +44,20 @@ def minilm() -> nn.Module:
     return model
 
 
+class MiniLMEmbedding(nn.Module):
+    """MiniLM as it is used: ids and mask (n, t) -> the mean of the words' features (n, 384)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = minilm()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        features = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+        words = attention_mask[..., None].to(features.dtype)
+        embedding: Tensor = (features * words).sum(dim=1) / words.sum(dim=1)
+        return embedding
+
+
 def sst2_sentences(
     split: Literal["train", "dev", "test"], count: int | None = None, length: int | None = None
 ) -> tuple[dict[str, Tensor], Tensor]:

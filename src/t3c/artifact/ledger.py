@@ -1,0 +1,133 @@
+"""ledger.json: the certificates of an artifact, and all that they rest on.
+
+It names the content hash it belongs to, and lies outside of that hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from t3c.artifact.devices import forms_key
+from t3c.artifact.manifest import Record
+from t3c.artifact.shift import ShiftModel
+from t3c.spec import Certificate, Form
+
+Keys = tuple[str, ...]
+
+
+class LayerTerm(Record):
+    """What one layer has to do with a profile's drift.
+
+    `gain` is the largest ||J|| behind it, over samples and along the way to the profile, `residual`
+    the operator norm of what its weight has lost, `rms` and `largest` are of the norm of its input,
+    `p99` the 99th percentile of single activations. `spectral` is gain times residual times rms,
+    `first_order` what its change does to the output, both relative to the output; `worst_case`
+    bounds how far its own output can be, relative to that.
+    """
+
+    layer: str
+    gain: float = Field(ge=0)
+    residual: float = Field(ge=0)
+    rms: float = Field(ge=0)
+    largest: float = Field(ge=0)
+    p99: float = Field(ge=0)
+    spectral: float = Field(ge=0)
+    first_order: float = Field(ge=0)
+    worst_case: float | None = None
+
+
+class SliceEntry(Record):
+    """Drift of one slice of the samples at one profile; `interval` is of `within`, at 95%."""
+
+    label: str
+    profile: str
+    samples: int
+    mean: float
+    p95: float
+    within: float
+    interval: tuple[float, float]
+    flip_rate: float | None
+
+
+class Settings(Record):
+    """How the estimates were made."""
+
+    gain_samples: int
+    probes: int
+    steps: int
+    path: tuple[float, ...]
+    path_samples: int
+    worst_samples: int
+    seed: int
+
+
+class HeldOut(Record):
+    """What the bounds did on samples that no step had seen.
+
+    `coverage` is of all profiles at once, `expected` where it lies with 95% probability; `ratio` is
+    epsilon over the 95th percentile of drift, profile by profile.
+    """
+
+    samples: int
+    data: str
+    coverage: float
+    expected: tuple[float, float]
+    within: dict[str, float]
+    ratio: dict[str, float]
+
+
+class Certification(Record):
+    """The certificates of all profiles on one engine and its forms.
+
+    `keys` are hashes of the samples, by the slice they were in. `agreement` is the correlation of
+    estimates with mean drift over the profiles, `quantiles` are of relative drift.
+    """
+
+    engine: str
+    engine_version: str
+    weight_bits: int
+    forms: dict[str, dict[str, Form]]
+    assumption: str
+    delta: float
+    data: str
+    keys: dict[str, Keys]
+    settings: Settings | None
+    entries: tuple[Certificate, ...]
+    quantiles: dict[str, dict[str, float]] = Field(default_factory=dict)
+    layers: dict[str, tuple[LayerTerm, ...]] = Field(default_factory=dict)
+    agreement: dict[str, float | None] = Field(default_factory=dict)
+    slices: tuple[SliceEntry, ...] = ()
+    held_out: HeldOut | None = None
+    monitors: dict[str, ShiftModel] = Field(default_factory=dict)
+
+    def of(self, profile: str, forms: Mapping[str, Form], weight_bits: int) -> Certificate | None:
+        """The certificate of a profile that runs in these forms."""
+        key = forms_key(forms, weight_bits)
+        return next((e for e in self.entries if (e.profile, e.forms) == (profile, key)), None)
+
+
+class Ledger(Record):
+    """The certifications of an artifact, one for each engine and set of forms, latest last."""
+
+    content: str
+    certifications: tuple[Certification, ...] = ()
+
+    def on(self, engine: str) -> list[Certification]:
+        """Those of an engine, latest first."""
+        return [c for c in reversed(self.certifications) if c.engine == engine]
+
+    @property
+    def entries(self) -> tuple[Certificate, ...]:
+        """The certificates of all certifications."""
+        return tuple(entry for c in self.certifications for entry in c.entries)
+
+    def added(self, certification: Certification) -> Ledger:
+        """The ledger with one more; an earlier one of the same engine and forms gives way."""
+
+        def identity(c: Certification) -> tuple[object, ...]:
+            return (c.engine, c.weight_bits, *((e.profile, e.forms) for e in c.entries))
+
+        kept = [c for c in self.certifications if identity(c) != identity(certification)]
+        return Ledger(content=self.content, certifications=(*kept, certification))

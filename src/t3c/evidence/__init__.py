@@ -1,0 +1,1 @@
+"""What is shown of an artifact: parity, drift, bounds, and the data they rest on."""

@@ -1,0 +1,299 @@
+"""Certificates of an artifact on the engine and forms that serve it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from t3c.artifact.devices import forms_key
+from t3c.artifact.ledger import Certification, HeldOut, LayerTerm, Settings, SliceEntry
+from t3c.artifact.shift import ShiftModel
+from t3c.certify.conformal import simultaneous_bounds
+from t3c.certify.coverage import agreement, expected_coverage
+from t3c.certify.drift import MEASURES, Array, Measure
+from t3c.certify.risk import risk_bounds
+from t3c.certify.slices import refuse_overlap, sample_keys, slice_table
+from t3c.errors import SpecError
+from t3c.evidence.drifts import Drifts, Reference, Samples, Watch, measure_drifts
+from t3c.evidence.estimates import Estimate, EstimateConfig, estimate
+from t3c.evidence.original import Original
+from t3c.evidence.program import Executed, Program, executed
+from t3c.evidence.shift import shift_models
+from t3c.evidence.worst_case import WorstCase, norms_of, worst_cases
+from t3c.runtime.runtime import Runtime
+from t3c.spec import Bound, Certificate
+
+ASSUMPTION = (
+    "a new sample is exchangeable with the certificate samples; the bound holds for all profiles "
+    "of the artifact at once, on this engine executing these forms"
+)
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+RISKS = ("flip",)  # measures whose mean is bounded, not the drift of a sample
+
+
+@dataclass(frozen=True)
+class CertifyConfig:
+    """What to certify, and how much it may take.
+
+    `delta` is the share of samples `epsilon` may miss. `measures` are further measures of drift, by
+    name: absolute, kl, flip. `worst_samples` are those the worst case is evaluated at; 0 leaves it
+    out. `monitor` also models the activations, for a monitor to compare with at run time.
+    """
+
+    delta: float = 0.05
+    measures: tuple[str, ...] = ("absolute",)
+    estimates: EstimateConfig = field(default_factory=EstimateConfig)
+    worst_samples: int = 4
+    monitor: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise SpecError(f"delta must be between 0 and 1, got {self.delta:g}")
+        unknown = [name for name in self.measures if name not in MEASURES]
+        if unknown:
+            known = ", ".join(MEASURES)
+            raise SpecError(f"unknown measure {unknown[0]!r}: it is one of {known}")
+        if self.worst_samples < 0:
+            raise SpecError(f"worst_samples cannot be negative, got {self.worst_samples}")
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Disjoint samples: to scale the bounds, to score them, and, if given, to test them.
+
+    `labels` (n,) put the scoring samples into slices of their own.
+    """
+
+    scaling: Samples
+    scores: Samples
+    held_out: Samples | None = None
+    labels: npt.NDArray[np.generic] | None = None
+
+    def keys(self) -> dict[str, list[str]]:
+        """Hashes of the samples of each part."""
+        parts = {"scaling": self.scaling, "certificate": self.scores, "test": self.held_out}
+        return {name: sample_keys(part) for name, part in parts.items() if part is not None}
+
+
+def certify(
+    runtime: Runtime,
+    reference: Reference,
+    original: Original | None,
+    slices: Slices,
+    config: CertifyConfig | None = None,
+    *,
+    own: Mapping[str, Measure] | None = None,
+    missing: str = "",
+    watch: Watch = lambda what, done, total: None,
+) -> Certification:
+    """Certify all profiles. Without the original's weights only epsilon is to be had.
+
+    `own` are the user's measures of drift; `missing` says why there is no original.
+    """
+    config = config or CertifyConfig()
+    keys = slices.keys()
+    refuse_overlap({"quantizer": runtime.artifact.manifest.calibrated_on or (), **keys})
+    names = [profile.name for profile in runtime.chain]
+    sessions = {name: runtime.session(name) for name in names}
+    measures: dict[str, str | Measure] = {"relative": "relative"}
+    measures |= {name: name for name in config.measures} | dict(own or {})
+    if slices.labels is not None and _has_answers(runtime):
+        measures["flip"] = "flip"
+    scaling, scores = (
+        measure_drifts(reference, sessions, part, measures, watch)
+        for part in (slices.scaling, slices.scores)
+    )
+    bounds = {name: _bounds(name, scaling, scores, config.delta) for name in measures}
+    few = [torch.from_numpy(np.ascontiguousarray(value)) for value in slices.scaling]
+    found = _Evidence(runtime, original, few, config, watch) if original else None
+    entries = tuple(
+        Certificate(
+            profile=name,
+            engine=runtime.engine.name,
+            forms=forms_key(runtime.forms[name], runtime.device.weight_bits),
+            delta=config.delta,
+            samples=len(scores.relative),
+            mean=float(scores.relative[:, index].mean()),
+            p95=float(np.quantile(scores.relative[:, index], 0.95)),
+            epsilon=float(bounds["relative"][index]),
+            measures={
+                m: Bound(float(scores.of[m][:, index].mean()), float(bounds[m][index]))
+                for m in measures
+                if m != "relative"
+            },
+            **(found.figures(name) if found else {"unavailable": missing}),
+        )
+        for index, name in enumerate(names)
+    )
+    held_out = None
+    if slices.held_out is not None:
+        seen = measure_drifts(reference, sessions, slices.held_out, {"relative": "relative"}, watch)
+        held_out = _held_out(
+            names, seen.relative, bounds["relative"], len(scores.relative), config.delta,
+            _digest(keys["test"]),
+        )  # fmt: skip
+    return Certification(
+        engine=runtime.engine.name,
+        engine_version=runtime.engine.version,
+        weight_bits=runtime.device.weight_bits,
+        forms={name: dict(runtime.forms[name]) for name in names},
+        assumption=ASSUMPTION,
+        delta=config.delta,
+        data=_digest([*keys["scaling"], *keys["certificate"]]),
+        keys={name: tuple(found) for name, found in keys.items()},
+        settings=_settings(config) if found else None,
+        entries=entries,
+        quantiles={
+            name: {
+                f"p{100 * q:g}": float(np.quantile(scores.relative[:, index], q)) for q in QUANTILES
+            }
+            for index, name in enumerate(names)
+        },
+        layers={name: found.layers(name) for name in names} if found else {},
+        agreement=_agreement(entries) if found else {},
+        slices=_slices(slices.labels, scores, bounds["relative"], names),
+        held_out=held_out,
+        monitors=_monitors(runtime, slices, config, watch),
+    )
+
+
+class _Evidence:
+    """Estimates and worst cases of all profiles."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        original: Original,
+        samples: Sequence[torch.Tensor],
+        config: CertifyConfig,
+        watch: Watch,
+    ) -> None:
+        artifact, bits = runtime.artifact, runtime.device.weight_bits
+        self.worst: dict[str, list[WorstCase]] = {}
+
+        def at(name: str, dtype: torch.dtype) -> Executed:
+            return executed(artifact, original, runtime.subjects[name], bits, dtype)
+
+        names = [profile.name for profile in runtime.chain]
+        profiles = {name: at(name, torch.float32) for name in names}
+        self.estimates: dict[str, Estimate] = estimate(
+            Program(artifact), profiles, samples, config.estimates, watch
+        )
+        program = Program(artifact, torch.float64)
+        for count, name in enumerate(names if config.worst_samples else ()):
+            watch(f"the worst case of {name}", count, len(names))
+            one = at(name, torch.float64)
+            few = [value[: config.worst_samples] for value in samples]
+            self.worst[name] = worst_cases(program, one, norms_of(one), few)
+
+    def figures(self, name: str) -> dict[str, object]:
+        found = self.estimates[name]
+        worst = self.worst.get(name, [])
+        stopped = next((case.stopped for case in worst if case.bound is None), "")
+        bounds = [case.bound / max(case.size, 1e-12) for case in worst if case.bound is not None]
+        why = f"worst_case: {stopped}" if stopped else "" if worst else "worst_case: not asked for"
+        return {
+            "first_order": float(found.first_order.mean()),
+            "spectral": found.spectral,
+            "spectral_pointwise": float(found.spectral_of.max()),
+            "worst_case": max(bounds) if bounds and not stopped else None,
+            "unavailable": why,
+        }
+
+    def layers(self, name: str) -> tuple[LayerTerm, ...]:
+        found, worst = self.estimates[name], self.worst.get(name, [])
+
+        def bounded(layer: str) -> float | None:
+            seen = [b for case in worst for use, b in case.layers.items() if _of(use) == layer]
+            return max(seen) if seen and np.isfinite(seen).all() else None
+
+        return tuple(
+            LayerTerm(
+                layer=layer,
+                gain=found.gains[layer],
+                residual=found.residuals[layer],
+                rms=found.rms[layer],
+                largest=found.largest[layer],
+                p99=found.p99[layer],
+                spectral=found.terms[layer],
+                first_order=found.layer_first_order[layer],
+                worst_case=bounded(layer),
+            )
+            for layer in found.gains
+        )
+
+
+def _of(use: str) -> str:
+    """The layer of a use, which is `layer#2` where it is not the first."""
+    return use.split("#")[0]
+
+
+def _bounds(name: str, scaling: Drifts, scores: Drifts, delta: float) -> Array:
+    if name in RISKS:
+        return risk_bounds(scores.of[name], delta)
+    return simultaneous_bounds(scaling.of[name], scores.of[name], delta)
+
+
+def _held_out(
+    names: Sequence[str], drifts: Array, bounds: Array, calibrated: int, delta: float, data: str
+) -> HeldOut:
+    inside = drifts <= bounds
+    high = np.maximum(np.quantile(drifts, 0.95, axis=0), 1e-12)
+    return HeldOut(
+        samples=len(drifts),
+        data=data,
+        coverage=float(inside.all(axis=1).mean()),
+        expected=expected_coverage(len(drifts), calibrated, delta),
+        within=dict(zip(names, inside.mean(axis=0).tolist(), strict=True)),
+        ratio=dict(zip(names, (bounds / high).tolist(), strict=True)),
+    )
+
+
+def _agreement(entries: Sequence[Certificate]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for figure in ("first_order", "spectral"):
+        values = [getattr(entry, figure) for entry in entries]
+        seen = agreement(values, [entry.mean for entry in entries])
+        found |= {f"{figure}.{key}": value for key, value in asdict(seen).items()}
+    return found
+
+
+def _slices(
+    labels: npt.NDArray[np.generic] | None, scores: Drifts, bounds: Array, names: Sequence[str]
+) -> tuple[SliceEntry, ...]:
+    if labels is None:
+        return ()
+    table = slice_table(labels, scores.relative, scores.of.get("flip"), bounds, names)
+    return tuple(SliceEntry(**{**asdict(row), "label": str(row.label)}) for row in table)
+
+
+def _monitors(
+    runtime: Runtime, slices: Slices, config: CertifyConfig, watch: Watch
+) -> dict[str, ShiftModel]:
+    if not config.monitor:
+        return {}
+    return shift_models(runtime, slices.scaling, slices.scores, watch)
+
+
+def _settings(config: CertifyConfig) -> Settings:
+    made = config.estimates
+    return Settings(
+        gain_samples=made.samples, probes=made.gains.probes, steps=made.gains.steps,
+        path=made.path, path_samples=made.path_samples, worst_samples=config.worst_samples,
+        seed=made.gains.seed,
+    )  # fmt: skip
+
+
+def _has_answers(runtime: Runtime) -> bool:
+    """Whether outputs are classes to choose from."""
+    model = runtime.artifact.manifest.model
+    return model.classes is not None
+
+
+def _digest(keys: Sequence[str]) -> str:
+    return hashlib.sha256("".join(keys).encode()).hexdigest()

@@ -1,0 +1,101 @@
+"""The original beside an artifact of it: the same topology, with the weights it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, numpy_helper
+from torch import nn
+
+from t3c.artifact.folder import write_atomic
+from t3c.artifact.graph import Floats, original_onnx, topology, weight_name
+from t3c.artifact.reader import Artifact
+from t3c.convert import state_of
+from t3c.errors import DataError
+from t3c.nn.view import elastic_weights
+
+LIMIT = 2**31 - 1  # bytes that one protobuf message can hold
+
+
+@dataclass(frozen=True)
+class Original:
+    """The weights of elastic layers, norms folded in, and every other float tensor, by name."""
+
+    weights: Mapping[str, Floats]
+    dense: Mapping[str, Floats]
+
+
+def write_original(model: nn.Module, path: str | Path) -> None:
+    """Write the original an elastic model was made from as ONNX, for certificates and comparisons.
+
+    Its elastic weights keep their names, by which `t3c certify` finds them.
+    """
+    onnx_model = to_original(model)
+    if onnx_model.ByteSize() > LIMIT:
+        raise DataError(f"{path}: the original is larger than the 2 GB that one ONNX file holds")
+    write_atomic(Path(path), onnx_model.SerializeToString())
+
+
+def to_original(model: nn.Module) -> onnx.ModelProto:
+    """The original of an elastic model in ONNX."""
+    state = state_of(model)
+    return original_onnx(state.original, state.example, list(elastic_weights(model)))
+
+
+def read_onnx(path: Path) -> onnx.ModelProto:
+    """A model in ONNX from one file; what lies outside of it is refused."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file: --original names the original model in ONNX")
+    try:
+        model = onnx.load_model(str(path), load_external_data=False)
+    except (DecodeError, OSError) as error:
+        raise DataError(f"{path}: not a model in ONNX: {error}") from error
+    if any(i.data_location == TensorProto.EXTERNAL for i in model.graph.initializer):
+        raise DataError(f"{path}: its tensors lie in another file: store them in this one")
+    return model
+
+
+def beside(artifact: Artifact, model: onnx.ModelProto) -> Original:
+    """The original's tensors as the artifact's topology names them.
+
+    Refused where the file does not name the layers' weights, or is another network.
+    """
+    specs = artifact.manifest.specs
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    raw = {}
+    for layer, spec in specs.items():
+        found = [i for i in copy.graph.initializer if i.name == weight_name(layer)]
+        if not found or tuple(found[0].dims) != spec.dense_shape:
+            raise DataError(
+                f"the original does not hold the weight of layer {layer!r}: write it with "
+                "t3c.write_original(model, path)"
+            )
+        raw[layer] = numpy_helper.to_array(found[0]).astype(np.float32)
+        copy.graph.initializer.remove(found[0])
+        copy.graph.input.append(
+            onnx.helper.make_tensor_value_info(found[0].name, TensorProto.FLOAT, spec.dense_shape)
+        )
+    traced = topology(copy, specs)
+    if _shape_of(traced.model.graph) != _shape_of(artifact.graph().graph):
+        raise DataError("the original is another network than the artifact's")
+    weights = {
+        layer: weight * _column(traced.folded[layer], weight.ndim)
+        if layer in traced.folded
+        else weight
+        for layer, weight in raw.items()
+    }
+    return Original(weights, traced.dense)
+
+
+def _column(factor: Floats, ndim: int) -> Floats:
+    return factor.reshape(-1, *([1] * (ndim - 1)))
+
+
+def _shape_of(graph: onnx.GraphProto) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    return [(node.op_type, tuple(node.input), tuple(node.output)) for node in graph.node]

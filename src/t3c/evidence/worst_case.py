@@ -1,0 +1,256 @@
+"""The worst case: a deterministic bound on drift, sound at every input it is evaluated at.
+
+One pass through the original in float64 carries, beside each tensor a, a bound e on ||a~ - a||.
+A layer gives e_out <= ||W~|| e_in + ||(W~ - W) a||, a rounded tensor
+e <= e_in + ||clip(a) - a|| + (s / 2) sqrt(numel): a clip brings no two points further apart. The
+bound is of the graph as it is written, in exact arithmetic; an engine's own rounding of float32
+sums is not part of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+import torch
+from torch import Tensor
+
+from t3c.artifact.manifest import ELASTIC_DOMAIN
+from t3c.certify.norms import convolution_bound, layer_bound, matrix_bound
+from t3c.evidence.program import (
+    Executed,
+    Grid,
+    Layer,
+    Program,
+    Use,
+    along_channels,
+    apply,
+    stage_outputs,
+)
+from t3c.evidence.rules import RULES, Maker, Operand, Step, StoppedError
+from t3c.spec import LayerSpec
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Upper bounds on the norms of an executed layer and of each of its stages.
+
+    Between stages, channels are measured in units of their own, `units` (channels,) each: a clip
+    and a grid act on single values, so they bring nothing further apart in any units, and in the
+    right ones the product of the stages' norms is close to the norm of the whole.
+    """
+
+    whole: float
+    stages: tuple[float, ...]
+    units: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """||z~ - z|| of one sample is at most `bound`; None, and `stopped`, where no rule is known.
+
+    `layers` is the bound at the output of each use of a layer, relative to that output's norm.
+    """
+
+    bound: float | None
+    size: float
+    stopped: str = ""
+    layers: Mapping[str, float] = field(default_factory=dict)
+
+
+def norms_of(
+    executed: Executed, tick: Callable[[int, int], object] = lambda done, total: None
+) -> dict[str, Norms]:
+    """The norms of all layers of a profile."""
+    found = {}
+    for index, (name, layer) in enumerate(executed.layers.items()):
+        tick(index, len(executed.layers))
+        found[name] = _norms(layer)
+    return found
+
+
+@torch.no_grad()
+def worst_cases(
+    program: Program, executed: Executed, norms: Mapping[str, Norms], inputs: Sequence[Tensor]
+) -> list[WorstCase]:
+    """The worst case at each sample; float64 throughout."""
+    assert program.dtype == torch.float64
+    found = []
+    constants: dict[str, float] = {}
+    for index in range(len(inputs[0])):
+        recursion = Recursion(program, executed, norms, constants)
+        output = program(
+            executed, [value[index : index + 1] for value in inputs], visit=recursion.visit
+        )
+        found.append(recursion.result(output))
+    return found
+
+
+class Recursion:
+    """Bounds on every tensor of one sample, made as the original runs.
+
+    A bound that no rule gives is infinite, with the operation that stopped it kept; a norm or a
+    softmax behind it bounds its output all the same.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        executed: Executed,
+        norms: Mapping[str, Norms],
+        constants: dict[str, float],
+    ) -> None:
+        self.program, self.executed, self.norms = program, executed, norms
+        self.constants = constants
+        self.errors: dict[str, float] = {}
+        self.stops: dict[str, str] = {}
+        self.makers = {name: node for node in program.nodes for name in node.output}
+        self.order = {id(node): index for index, node in enumerate(program.nodes)}
+        self.layers: dict[str, float] = {}
+
+    def visit(
+        self, node: onnx.NodeProto, arguments: Sequence[Tensor | None], made: Sequence[Tensor]
+    ) -> None:
+        for name, value in zip(node.input, arguments, strict=True):
+            if name in self.program.inputs and name not in self.errors and value is not None:
+                self.errors[name] = self._rounded(name, value, 0.0)
+        stop = str(node.op_type)
+        try:
+            error = self._error(node, arguments, made)
+        except StoppedError as stopped:
+            error, stop = math.inf, str(stopped)
+        if not math.isfinite(error):
+            error = math.inf
+            earlier = [self.stops[name] for name in node.input if name in self.stops]
+            stop = earlier[0] if earlier else stop
+        for name, value in zip(node.output, made, strict=False):
+            self.errors[name] = self._rounded(name, value, error)
+            if error == math.inf:
+                self.stops[name] = stop
+
+    def result(self, output: Tensor) -> WorstCase:
+        name, size = self.program.output, float(output.norm())
+        if name in self.stops:
+            return WorstCase(None, size, self.stops[name], self.layers)
+        return WorstCase(self.errors[name], size, layers=self.layers)
+
+    def _error(
+        self, node: onnx.NodeProto, arguments: Sequence[Tensor | None], made: Sequence[Tensor]
+    ) -> float:
+        operands = [
+            None if value is None else self._operand(name, value)
+            for name, value in zip(node.input, arguments, strict=True)
+        ]
+        if node.domain == ELASTIC_DOMAIN:
+            return self._layer(node, operands, made[0])
+        if not any(o.error for o in operands if o is not None):
+            return 0.0
+        if node.op_type not in RULES:
+            raise StoppedError(node.op_type)
+        attributes = self.program.attributes[self.order[id(node)]]
+        return RULES[node.op_type](Step(node, attributes, operands, made, self.constants))
+
+    def _operand(self, name: str, value: Tensor) -> Operand:
+        if name in self.executed.dense:
+            change = self.executed.dense_change.get(name, torch.zeros_like(value))
+            return Operand(value, float(change.norm()), change)
+        return Operand(value, self.errors.get(name, 0.0), None, self._maker(name))
+
+    def _maker(self, name: str) -> Maker | None:
+        return Maker(self.makers[name], self._maker) if name in self.makers else None
+
+    def _rounded(self, name: str, value: Tensor, error: float) -> float:
+        if name not in self.program.rounded or name == self.program.output:
+            return error
+        return error + _rounding(self.executed.grids[name], value)
+
+    def _layer(
+        self, node: onnx.NodeProto, operands: Sequence[Operand | None], out: Tensor
+    ) -> float:
+        x = operands[0]
+        assert x is not None
+        use = self.program.use(node)
+        layer = self.executed.layers[use.layer]
+        error = float(apply(use.kind, layer.spec, layer.change, x.value).norm())
+        if use.kind != "embedding":
+            error += self._through_stages(use, layer, x)
+        elif x.error:
+            raise StoppedError("an embedding of ids that are not certain")
+        bias = operands[1] if len(operands) > 1 else None
+        if bias is not None:
+            error += bias.error * math.sqrt(out.numel() / bias.value.numel())
+        self.layers[use.name] = error / max(float(out.norm()), 1e-12)
+        return error
+
+    def _through_stages(self, use: Use, layer: Layer, x: Operand) -> float:
+        """What the input's error, and rounding between the stages, add to a layer's output.
+
+        The smaller of two bounds: stage by stage, and the input through the whole layer with what
+        is rounded through the stages behind it.
+        """
+        norms = self.norms[use.layer]
+        if not layer.inner:
+            return norms.whole * x.error
+        outs = stage_outputs(use.kind, layer, x.value, rounded=False)
+        chained, apart = x.error, norms.whole * x.error
+        for index, grid in enumerate(layer.inner):
+            chained = norms.stages[index] * chained
+            added = _rounding(
+                grid, outs[index], along_channels(use.kind, layer.spec, norms.units[index])
+            )
+            apart += math.prod(norms.stages[index + 1 :]) * (chained + added)
+            chained += added
+        return min(chained * norms.stages[-1], apart)
+
+
+def _rounding(grid: Grid, value: Tensor, units: Tensor | None = None) -> float:
+    """How far a rounded tensor may be from one it would be at no distance from, in such units."""
+    weight = torch.ones(()) if units is None else units
+    clipped = float(((grid.clipped(value) - value) * weight).norm())
+    return clipped + grid.scale / 2 * float(weight.expand_as(value).norm())
+
+
+def _norms(layer: Layer) -> Norms:
+    whole = layer_bound(layer.spec, layer.stages)
+    if len(layer.stages) == 1:
+        return Norms(whole, (whole,))
+    units = tuple(_units(stage) for stage in layer.stages[1:])
+    stages = [
+        _in_units(stage, units[i] if i < len(units) else None, units[i - 1] if i else None)
+        for i, stage in enumerate(layer.stages)
+    ]
+    norms = tuple(_stage_norm(layer.spec, i, stage) for i, stage in enumerate(stages))
+    return Norms(whole, norms, units)
+
+
+def _units(stage: Tensor) -> Tensor:
+    """The norm (in,) of what a stage makes of each of its inputs: the outer stages then have
+    columns of norm 1, and are nearly orthonormal where the factors are."""
+    depthwise = stage.shape[1] == 1 < stage.shape[0]
+    size = (
+        stage.flatten(1).norm(dim=1) if depthwise else stage.transpose(0, 1).flatten(1).norm(dim=1)
+    )
+    return size.clamp_min(max(1e-9 * float(size.max()), 1e-30))
+
+
+def _in_units(stage: Tensor, out: Tensor | None, into: Tensor | None) -> Tensor:
+    """A stage between channels that are measured in other units."""
+    ones = [1] * (stage.dim() - 2)
+    if out is not None:
+        stage = stage * out.reshape(-1, 1, *ones)
+    if into is not None:
+        depthwise = stage.shape[1] == 1 < stage.shape[0]
+        stage = stage / into.reshape(*((-1, 1) if depthwise else (1, -1)), *ones)
+    return stage
+
+
+def _stage_norm(spec: LayerSpec, index: int, stage: Tensor) -> float:
+    """Of one stage by itself; a pointwise one is a matrix wherever it stands."""
+    if not spec.convolution or index != spec.strided_stage():
+        return matrix_bound(stage.flatten(1))
+    groups = spec.stage_groups(stage.shape[0])[index]
+    return convolution_bound(
+        stage, spec.in_size, padding=spec.padding, dilation=spec.dilation, groups=groups
+    )
