@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost docs data-cifar10
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify docs data-cifar10
 
 setup: $(STAMP)
 
@@ -38,6 +38,9 @@ bench-fidelity: setup
 
 bench-cost: setup
 	$(BIN)/python benchmarks/cost.py
+
+bench-certify: setup
+	$(BIN)/python benchmarks/certify.py
 
 docs: setup
 	$(BIN)/python benchmarks/docs.py

@@ -229,9 +229,8 @@ def _units(stage: Tensor) -> Tensor:
     """The norm (in,) of what a stage makes of each of its inputs: the outer stages then have
     columns of norm 1, and are nearly orthonormal where the factors are."""
     depthwise = stage.shape[1] == 1 < stage.shape[0]
-    size = (
-        stage.flatten(1).norm(dim=1) if depthwise else stage.transpose(0, 1).flatten(1).norm(dim=1)
-    )
+    by_input = stage if depthwise else stage.transpose(0, 1)
+    size: Tensor = by_input.flatten(1).norm(dim=1)
     return size.clamp_min(max(1e-9 * float(size.max()), 1e-30))
 
 
