@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from t3c.artifact.folder import write_atomic
+from t3c.report.certificates import figures_picture
 from t3c.report.cost import cost_picture
 from t3c.report.fidelity import fidelity_picture
 
@@ -24,6 +25,10 @@ def main() -> int:
     if fidelity:
         picture = fidelity_picture(fidelity["tables"]["ranks"])
         write_atomic(DOCS / "fidelity.svg", picture.encode())
+    certify = _read("bench-certify")
+    if certify:
+        picture = figures_picture(certify["tables"]["figures"], certify["tables"]["study"])
+        write_atomic(DOCS / "certificates.svg", picture.encode())
     cost = _read("bench-cost")
     if cost:
         write_atomic(DOCS / "cost.svg", cost_picture(cost["tables"]["held_out"]).encode())
@@ -37,7 +42,8 @@ def _filled(block: re.Match[str]) -> str:
         return block[0]
     columns = block[4].split()
     rows = [
-        {column: row[column] for column in columns or row} for row in measured["tables"][block[3]]
+        {column: row.get(column) for column in columns or row}
+        for row in measured["tables"][block[3]]
     ]
     return f"{block[1]}{_markdown(rows, measured['machine'])}{block[5]}"
 
@@ -53,6 +59,8 @@ def _markdown(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
+    if value is None:
+        return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
-from t3c.artifact.folder import write_atomic
-from t3c.artifact.graph import to_onnx
 from t3c.convert import elasticize_
 from t3c.cost.work import layer_work
+from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.runtime.calibrate import CalibrationConfig
 from t3c.spec import Form, LayerPoint, LayerSpec
@@ -83,8 +82,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
 
     folder = tmp_path_factory.mktemp("made")
     model = copy.deepcopy(trained)
-    write_atomic(folder / "original.onnx", to_onnx(model, digits.train[0][:2]).SerializeToString())
     elasticize_(model, digits.train[0][:2], calibration=digits.loader(64))
+    write_original(model, folder / "original.onnx")
     fit(model, digits.loader(32), TrainConfig(steps=20))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["t3c.exporter.export"], "time_layers", counted)

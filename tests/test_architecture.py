@@ -80,9 +80,10 @@ def test_runtime_never_needs_training() -> None:
 
 def test_public_names() -> None:
     assert sorted(t3c.__all__) == [
-        "Budget", "Certificate", "ElasticConfig", "ExportConfig", "ImageSpec", "LayerPoint",
-        "Profile", "Runtime", "T3CError", "TrainConfig", "__version__", "elasticize_", "export",
-        "fit", "load", "plan_conversion",
+        "Budget", "Certificate", "CertifyConfig", "ElasticConfig", "ExportConfig", "ImageSpec",
+        "LayerPoint", "MonitorConfig", "Profile", "Runtime", "T3CError", "TrainConfig",
+        "__version__", "certify_artifact", "elasticize_", "export", "fit", "load",
+        "plan_conversion", "write_original",
     ]  # fmt: skip
     assert all(getattr(t3c, name) is not None for name in t3c.__all__)
 

@@ -15,31 +15,43 @@ from t3c.version import __version__
 
 if TYPE_CHECKING:
     from t3c.convert import ElasticConfig, elasticize_, plan_conversion
+    from t3c.evidence.artifact import certify_artifact
+    from t3c.evidence.certify import CertifyConfig
+    from t3c.evidence.original import write_original
     from t3c.exporter import ExportConfig, export
+    from t3c.runtime.monitor import MonitorConfig
     from t3c.runtime.runtime import Runtime, load
     from t3c.train import TrainConfig, fit
 
 __all__ = [
     "Budget",
     "Certificate",
+    "CertifyConfig",
     "ElasticConfig",
     "ExportConfig",
     "ImageSpec",
     "LayerPoint",
+    "MonitorConfig",
     "Profile",
     "Runtime",
     "T3CError",
     "TrainConfig",
     "__version__",
+    "certify_artifact",
     "elasticize_",
     "export",
     "fit",
     "load",
     "plan_conversion",
+    "write_original",
 ]
 
 _LAZY = {
+    "CertifyConfig": "t3c.evidence.certify",
     "ElasticConfig": "t3c.convert",
+    "MonitorConfig": "t3c.runtime.monitor",
+    "certify_artifact": "t3c.evidence.artifact",
+    "write_original": "t3c.evidence.original",
     "elasticize_": "t3c.convert",
     "plan_conversion": "t3c.convert",
     "ExportConfig": "t3c.exporter",

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, jvp
 
+from oracles import first_order_drift
 from t3c.certify.drift import relative_drift
-from t3c.certify.first_order import first_order_drift
 from t3c.certify.sensitivity import layer_sensitivities
 from t3c.convert import elasticize_, state_of
 from t3c.nn import at, elastic_weights

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from t3c.certify.first_order import first_order_drift
+from oracles import first_order_drift
 from t3c.certify.penalty import (
     PENALTIES,
     SpectralPenalty,

@@ -222,7 +222,7 @@ def test_a_watched_graph_answers_as_before_and_tells_the_truth(
     x = made.digits.test[0][:12].numpy()
     graph = rt.graph(rt.chain["max"])
     topology = rt.artifact.graph().graph
-    names = [name for name, _ in monitored_tensors(topology, rt.artifact.manifest.specs)]
+    names = [name for name, _ in monitored_tensors(topology, rt.artifact.manifest.specs, ["input"])]
     values = measured(graph, names, x)
     thresholds = {}
     for name, value in values.items():
@@ -283,7 +283,9 @@ def test_samples_times_positions_are_told_apart(engine: str) -> None:
 def test_a_shift_of_the_input_is_found_on_the_engine(made: Made, rt: Runtime) -> None:
     """From pictures to the name of a layer: first thresholds, then features, then a monitor."""
     graph = rt.graph(rt.chain["max"])
-    pairs = monitored_tensors(rt.artifact.graph().graph, rt.artifact.manifest.specs, most=4)
+    pairs = monitored_tensors(
+        rt.artifact.graph().graph, rt.artifact.manifest.specs, ["input"], most=4
+    )
     names = [name for name, _ in pairs]
     pictures = made.digits.test[0].numpy()
     calibration, rest = pictures[:150], pictures[150:300]
@@ -309,13 +311,13 @@ def test_a_shift_of_the_input_is_found_on_the_engine(made: Made, rt: Runtime) ->
 
 def test_monitored_tensors_are_spread_over_depth(rt: Runtime) -> None:
     topology, specs = rt.artifact.graph().graph, rt.artifact.manifest.specs
-    every = monitored_tensors(topology, specs, most=1_000)
+    every = monitored_tensors(topology, specs, ["input"], most=1_000)
     assert {name for name, _ in every} == set(quantized_inputs(topology, specs))
     assert all(layer in specs for _, layer in every)
-    few = monitored_tensors(topology, specs, most=3)
+    few = monitored_tensors(topology, specs, ["input"], most=3)
     assert (few[0], few[-1], len(few)) == (every[0], every[-1], 3)
     assert every.index(few[1]) in (len(every) // 2, (len(every) - 1) // 2)
-    assert monitored_tensors(topology, specs, most=1) == every[:1]
+    assert monitored_tensors(topology, specs, ["input"], most=1) == every[:1]
 
 
 def test_what_cannot_be_watched_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from t3c.certify.first_order import first_order_drift
+from oracles import first_order_drift
 from t3c.convert import elasticize_, state_of
 from t3c.errors import ConvertError, DataError, SpecError, TrainError
 from t3c.nn import at, elastic_weights

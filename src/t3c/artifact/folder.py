@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,8 +82,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def locked(final: Path) -> Iterator[None]:
-    """Keep other writers of a file or folder out; one that is there already is an error."""
+def locked(final: Path, wait: float = 0.0) -> Iterator[None]:
+    """Keep other writers of a file or folder out; one that stays for `wait` seconds is an error."""
+    until = time.monotonic() + wait
     lock = _beside(final, "lock")
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
@@ -92,6 +94,9 @@ def locked(final: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if time.monotonic() < until:
+                    time.sleep(0.05)
+                    continue
                 raise ArtifactError(f"{final}: another process is writing it") from None
             if not _is_at(lock, file):  # its owner removed it before we had it
                 continue

@@ -78,6 +78,14 @@ class HeldOut(Record):
     ratio: dict[str, float]
 
 
+class Capped(Record):
+    """The profiles whose mean of a measure is within a cap, tested from the largest down."""
+
+    measure: str
+    cap: float
+    profiles: tuple[str, ...]
+
+
 class Certification(Record):
     """The certificates of all profiles on one engine and its forms.
 
@@ -100,6 +108,7 @@ class Certification(Record):
     agreement: dict[str, float | None] = Field(default_factory=dict)
     slices: tuple[SliceEntry, ...] = ()
     held_out: HeldOut | None = None
+    capped: Capped | None = None
     monitors: dict[str, ShiftModel] = Field(default_factory=dict)
 
     def of(self, profile: str, forms: Mapping[str, Form], weight_bits: int) -> Certificate | None:

@@ -32,6 +32,7 @@ from t3c.errors import ArtifactError, CorruptError
 from t3c.spec import LayerPoint
 
 LEDGER, DEVICES = "ledger.json", "devices"
+LEDGER_SECONDS = 30.0  # to wait for another process that is adding to it
 
 
 class Artifact:
@@ -105,7 +106,7 @@ class Artifact:
 
     def add_certification(self, certification: Certification) -> Ledger:
         """Put a certification into the ledger, beside those of other engines and forms."""
-        with locked(self.path / LEDGER):
+        with locked(self.path / LEDGER, wait=LEDGER_SECONDS):
             self._check_not_replaced()
             ledger = (self.ledger() or Ledger(content=self.content)).added(certification)
             write_atomic(self.path / LEDGER, ledger.model_dump_json(indent=1).encode())

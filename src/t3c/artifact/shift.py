@@ -80,7 +80,9 @@ class ShiftModel(Record):
             if not np.isfinite(given).all():
                 raise DataError("calibration features hold NaN or infinite values")
         centre, scale = _centre_and_scale(known)
-        whitening = _whitening((known - centre) / scale)
+        # Scores of the reference are made as later ones are, from what is stored.
+        centre, scale = (np.array(_short(values)) for values in (centre, scale))
+        whitening = np.array([_short(row) for row in _whitening((known - centre) / scale)])
         distances, levels = _scores((kept - centre) / scale, whitening)
         return cls(
             tensors=tuple(tensors), layers=tuple(layers),
@@ -182,4 +184,5 @@ def _whitening(units: Floats) -> Floats:
 def _scores(units: Floats, whitening: Floats) -> tuple[Floats, Floats]:
     """Distances and levels (n,) of features (n, F) in units of scale."""
     distances = np.sqrt(np.mean((units @ whitening) ** 2, axis=1))
-    return distances, units.mean(axis=1)
+    found = [np.array(_short(values)) for values in (distances, units.mean(axis=1))]
+    return found[0], found[1]

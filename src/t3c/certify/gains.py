@@ -49,9 +49,12 @@ class Adjoints:
     of: Sequence[Tensor]
     weight: float
 
-    def energy(self, layer: int, change: Tensor) -> Tensor:
-        """||J_l r||^2 of each sample (n,) for a change r (n, size) of a layer's output."""
-        along = torch.einsum("pns,ns->pn", self.of[layer], change)
+    def along(self, layer: int, change: Tensor) -> Tensor:
+        """What a change r (n, size) of a layer's output gives along the probes (probes, n)."""
+        return torch.einsum("pns,ns->pn", self.of[layer], change)
+
+    def energy(self, along: Tensor) -> Tensor:
+        """||J r||^2 of each sample (n,), from what r gives along the probes."""
         return self.weight * along.double().square().sum(dim=0)
 
 

@@ -35,7 +35,7 @@ def first_order_penalty(
 ) -> Tensor:
     """Mean over samples of ||sum_l J_l dW_l a_{l-1}|| / ||z||, with J, a and z the original's.
 
-    The mean of `first_order_drift`. It is linear in the change of the parameters but for the norm:
+    The mean of ||J dW a|| / ||z||. It is linear in the change of the parameters but for the norm:
     one forward-mode pass of the original, along a direction that has a gradient of its own.
     """
     base = {name: value.detach() for name, value in original.named_parameters()}

@@ -8,11 +8,11 @@ import sys
 
 import typer
 
-from t3c.cli import artifacts, convert, demo, devices
+from t3c.cli import artifacts, certify, convert, demo, devices
 from t3c.cli.app import app, fail
 from t3c.errors import T3CError
 
-__all__ = ["app", "artifacts", "convert", "demo", "devices", "main"]
+__all__ = ["app", "artifacts", "certify", "convert", "demo", "devices", "main"]
 
 
 def main() -> None:

@@ -25,6 +25,26 @@ def first_order(program: Program, executed: Executed, inputs: Sequence[Tensor]) 
         return rows(_tangent(output), len(inputs[0]))
 
 
+@torch.no_grad()
+def batched(program: Program, executed: Executed, inputs: Sequence[Tensor]) -> bool:
+    """Whether every layer's output has the samples on its first axis, or serves all of them."""
+
+    def sizes(count: int) -> list[int]:
+        found: list[int] = []
+
+        def keep(use: Use, x: Tensor, out: Tensor) -> Tensor:
+            found.append(out.shape[0])
+            return out
+
+        program(executed, [value[:count] for value in inputs], tap=keep)
+        return found
+
+    if len(inputs[0]) < 2:
+        return False
+    pairs = zip(sizes(1), sizes(2), strict=True)
+    return all(two == 2 * one or one == two == 1 for one, two in pairs)
+
+
 @dataclass(frozen=True)
 class Linearized:
     """A network at some samples: inputs and outputs of its layers, adjoints and gains.

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 
 from t3c.artifact.devices import forms_key
-from t3c.artifact.ledger import Certification, HeldOut, LayerTerm, Settings, SliceEntry
+from t3c.artifact.ledger import Capped, Certification, HeldOut, LayerTerm, Settings, SliceEntry
 from t3c.artifact.shift import ShiftModel
 from t3c.certify.conformal import simultaneous_bounds
 from t3c.certify.coverage import agreement, expected_coverage
 from t3c.certify.drift import MEASURES, Array, Measure
-from t3c.certify.risk import risk_bounds
+from t3c.certify.risk import certified_within, risk_bounds
 from t3c.certify.slices import refuse_overlap, sample_keys, slice_table
 from t3c.errors import SpecError
 from t3c.evidence.drifts import Drifts, Reference, Samples, Watch, measure_drifts
@@ -43,6 +43,7 @@ class CertifyConfig:
     `delta` is the share of samples `epsilon` may miss. `measures` are further measures of drift, by
     name: absolute, kl, flip. `worst_samples` are those the worst case is evaluated at; 0 leaves it
     out. `monitor` also models the activations, for a monitor to compare with at run time.
+    `flip_cap` asks which profiles change at most this share of the answers.
     """
 
     delta: float = 0.05
@@ -50,6 +51,7 @@ class CertifyConfig:
     estimates: EstimateConfig = field(default_factory=EstimateConfig)
     worst_samples: int = 4
     monitor: bool = True
+    flip_cap: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -58,6 +60,8 @@ class CertifyConfig:
         if unknown:
             known = ", ".join(MEASURES)
             raise SpecError(f"unknown measure {unknown[0]!r}: it is one of {known}")
+        if self.flip_cap is not None and not 0 < self.flip_cap < 1:
+            raise SpecError(f"flip_cap must be between 0 and 1, got {self.flip_cap:g}")
         if self.worst_samples < 0:
             raise SpecError(f"worst_samples cannot be negative, got {self.worst_samples}")
 
@@ -100,9 +104,12 @@ def certify(
     refuse_overlap({"quantizer": runtime.artifact.manifest.calibrated_on or (), **keys})
     names = [profile.name for profile in runtime.chain]
     sessions = {name: runtime.session(name) for name in names}
+    taken = [name for name in own or () if name in MEASURES]
+    if taken:
+        raise SpecError(f"a measure of one's own cannot be called {taken[0]!r}: there is one")
     measures: dict[str, str | Measure] = {"relative": "relative"}
     measures |= {name: name for name in config.measures} | dict(own or {})
-    if slices.labels is not None and _has_answers(runtime):
+    if config.flip_cap is not None or (slices.labels is not None and _has_answers(runtime)):
         measures["flip"] = "flip"
     scaling, scores = (
         measure_drifts(reference, sessions, part, measures, watch)
@@ -146,7 +153,7 @@ def certify(
         delta=config.delta,
         data=_digest([*keys["scaling"], *keys["certificate"]]),
         keys={name: tuple(found) for name, found in keys.items()},
-        settings=_settings(config) if found else None,
+        settings=_settings(config, len(slices.scaling[0])) if found else None,
         entries=entries,
         quantiles={
             name: {
@@ -158,6 +165,7 @@ def certify(
         agreement=_agreement(entries) if found else {},
         slices=_slices(slices.labels, scores, bounds["relative"], names),
         held_out=held_out,
+        capped=_capped(scores, names, config),
         monitors=_monitors(runtime, slices, config, watch),
     )
 
@@ -189,7 +197,7 @@ class _Evidence:
             watch(f"the worst case of {name}", count, len(names))
             one = at(name, torch.float64)
             few = [value[: config.worst_samples] for value in samples]
-            self.worst[name] = worst_cases(program, one, norms_of(one), few)
+            self.worst[name] = worst_cases(program, one, norms_of(program, one), few)
 
     def figures(self, name: str) -> dict[str, object]:
         found = self.estimates[name]
@@ -254,6 +262,15 @@ def _held_out(
     )
 
 
+def _capped(scores: Drifts, names: Sequence[str], config: CertifyConfig) -> Capped | None:
+    if config.flip_cap is None:
+        return None
+    kept = certified_within(scores.of["flip"], config.flip_cap, config.delta)
+    return Capped(
+        measure="flip", cap=config.flip_cap, profiles=tuple(names[index] for index in kept)
+    )
+
+
 def _agreement(entries: Sequence[Certificate]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for figure in ("first_order", "spectral"):
@@ -280,11 +297,12 @@ def _monitors(
     return shift_models(runtime, slices.scaling, slices.scores, watch)
 
 
-def _settings(config: CertifyConfig) -> Settings:
+def _settings(config: CertifyConfig, samples: int) -> Settings:
     made = config.estimates
     return Settings(
-        gain_samples=made.samples, probes=made.gains.probes, steps=made.gains.steps,
-        path=made.path, path_samples=made.path_samples, worst_samples=config.worst_samples,
+        gain_samples=min(made.samples, samples), probes=made.gains.probes, steps=made.gains.steps,
+        path=made.path, path_samples=min(made.path_samples, samples),
+        worst_samples=min(config.worst_samples, samples),
         seed=made.gains.seed,
     )  # fmt: skip
 

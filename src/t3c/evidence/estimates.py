@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from t3c.certify.drift import Array
 from t3c.certify.gains import GainConfig
 from t3c.certify.norms import residual_norm
 from t3c.errors import SpecError
-from t3c.evidence.along import Linearized, first_order, linearize
+from t3c.evidence.along import Linearized, batched, first_order, linearize
 from t3c.evidence.program import Executed, Program, Use, apply, inner_rounding, rows
 from t3c.measure.shift import Activations
-from t3c.spec import LayerSpec
+from t3c.spec import Kind, LayerSpec
 
 MEMORY = 2 * 2**30  # bytes that adjoints may take
 QUANTILE = 0.99
@@ -33,7 +33,7 @@ class EstimateConfig:
     samples: int = 16
     gains: GainConfig = field(default_factory=GainConfig)
     path: tuple[float, ...] = (0.5, 1.0)
-    path_samples: int = 4
+    path_samples: int = 2
     path_gains: GainConfig = field(default_factory=lambda: GainConfig(probes=4, steps=1))
 
     def __post_init__(self) -> None:
@@ -74,9 +74,15 @@ class Estimate:
 Tick = Callable[[str, int, int], object]
 
 
-def residuals_of(executed: Executed) -> dict[str, float]:
-    """||W~ - W||_2 of every layer, at its real input size."""
-    return {name: residual_norm(x.spec, x.change) for name, x in executed.layers.items()}
+def residuals_of(program: Program, executed: Executed) -> dict[str, float]:
+    """||W~ - W||_2 of every layer, at its real input size; of a table that heads use, as theirs."""
+    matrices = {use.layer for use in program.uses if use.kind == "linear"}
+    return {
+        name: residual_norm(
+            replace(x.spec, kind=Kind.LINEAR) if name in matrices else x.spec, x.change
+        )
+        for name, x in executed.layers.items()
+    }
 
 
 def estimate(
@@ -91,7 +97,8 @@ def estimate(
     inputs = [value[: config.samples] for value in inputs]
     gathered = {name: _Gathered(program.specs) for name in profiles}
     any_profile = next(iter(profiles.values()))
-    parts = _parts(program, inputs, config.gains)
+    at_once = None if batched(program, any_profile, inputs) else 1
+    parts = _parts(program, inputs, config.gains, at_once)
     for index, part in enumerate(parts):
         tick("gains at the original", index, len(parts))
         at = linearize(program, any_profile, part, 0.0, config.gains)
@@ -99,12 +106,13 @@ def estimate(
             gathered[name].add(program, executed, part, at)
     for count, (name, executed) in enumerate(profiles.items()):
         few = [value[: config.path_samples] for value in inputs]
-        for part in _parts(program, few, config.path_gains) if config.path_samples else ():
+        path = _parts(program, few, config.path_gains, at_once) if config.path_samples else []
+        for part in path:
             for share in config.path:
                 tick(f"gains on the way to {name}", count, len(profiles))
                 gathered[name].widen(linearize(program, executed, part, share, config.path_gains))
         tick(f"residuals of {name}", count, len(profiles))
-        gathered[name].residuals = residuals_of(executed)
+        gathered[name].residuals = residuals_of(program, executed)
     return {name: found.estimate() for name, found in gathered.items()}
 
 
@@ -133,8 +141,7 @@ class _Gathered:
             gain, size = _at_layer(name, at)
             layer.gains += gain.tolist()
             layer.sizes += size.tolist()
-            energy = at.adjoints.weight * along[name].double().square().sum(dim=0)
-            self.energies[name] += (energy / norms.square()).tolist()
+            self.energies[name] += (at.adjoints.energy(along[name]) / norms.square()).tolist()
         for use, into in zip(at.uses, at.into, strict=True):
             if use.kind != "embedding":
                 self.layers[use.layer].activations.add(into.numpy())
@@ -199,8 +206,8 @@ def _projections(executed: Executed, at: Linearized) -> dict[str, Tensor]:
         for index, (use, into) in enumerate(zip(at.uses, at.into, strict=True)):
             layer = executed.layers[use.layer]
             change = apply(use.kind, layer.spec, layer.change, into)
-            change = rows(change + inner_rounding(use.kind, layer, into), samples)
-            along = torch.einsum("pns,ns->pn", at.adjoints.of[index], change)
+            change = rows(change + inner_rounding(use, layer, into), samples)
+            along = at.adjoints.along(index, change)
             found[use.layer] = found[use.layer] + along if use.layer in found else along
     return found | {
         name: torch.zeros(len(at.adjoints.of[0]), samples)
@@ -209,11 +216,13 @@ def _projections(executed: Executed, at: Linearized) -> dict[str, Tensor]:
     }
 
 
-def _parts(program: Program, inputs: Sequence[Tensor], config: GainConfig) -> list[list[Tensor]]:
+def _parts(
+    program: Program, inputs: Sequence[Tensor], config: GainConfig, at_once: int | None
+) -> list[list[Tensor]]:
     """The samples in parts whose adjoints fit into memory."""
     outputs = sum(s.out_channels * s.out_positions * s.runs for s in program.specs.values())
     each = 3 * max(config.probes, config.exact) * outputs * 4  # bytes, with those at work
-    size = max(1, min(len(inputs[0]), MEMORY // each))
+    size = at_once or max(1, min(len(inputs[0]), MEMORY // each))
     return [
         [value[start : start + size] for value in inputs]
         for start in range(0, len(inputs[0]), size)

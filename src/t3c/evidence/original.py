@@ -16,10 +16,14 @@ from t3c.artifact.folder import write_atomic
 from t3c.artifact.graph import Floats, original_onnx, topology, weight_name
 from t3c.artifact.reader import Artifact
 from t3c.convert import state_of
-from t3c.errors import DataError
+from t3c.errors import ConvertError, DataError
 from t3c.nn.view import elastic_weights
 
 LIMIT = 2**31 - 1  # bytes that one protobuf message can hold
+
+
+class NamelessError(DataError):
+    """A model in ONNX that does not name the layers' weights."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,18 @@ def write_original(model: nn.Module, path: str | Path) -> None:
 def to_original(model: nn.Module) -> onnx.ModelProto:
     """The original of an elastic model in ONNX."""
     state = state_of(model)
+    refuse_batch_statistics(state.original)
     return original_onnx(state.original, state.example, list(elastic_weights(model)))
+
+
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """Refuse norms over the batch: what they put out for a sample depends on the others."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise ConvertError(
+                f"layer {name!r} normalises by the statistics of its batch: a certificate is of "
+                "single samples, so it needs running statistics that are frozen"
+            )
 
 
 def read_onnx(path: Path) -> onnx.ModelProto:
@@ -63,7 +78,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 def beside(artifact: Artifact, model: onnx.ModelProto) -> Original:
     """The original's tensors as the artifact's topology names them.
 
-    Refused where the file does not name the layers' weights, or is another network.
+    Refused where the file does not name the layers' weights, or is another network: another
+    topology, other attributes or other whole numbers.
     """
     specs = artifact.manifest.specs
     copy = onnx.ModelProto()
@@ -72,7 +88,7 @@ def beside(artifact: Artifact, model: onnx.ModelProto) -> Original:
     for layer, spec in specs.items():
         found = [i for i in copy.graph.initializer if i.name == weight_name(layer)]
         if not found or tuple(found[0].dims) != spec.dense_shape:
-            raise DataError(
+            raise NamelessError(
                 f"the original does not hold the weight of layer {layer!r}: write it with "
                 "t3c.write_original(model, path)"
             )
@@ -81,6 +97,8 @@ def beside(artifact: Artifact, model: onnx.ModelProto) -> Original:
         copy.graph.input.append(
             onnx.helper.make_tensor_value_info(found[0].name, TensorProto.FLOAT, spec.dense_shape)
         )
+    if any(a.name == "training_mode" and a.i for node in copy.graph.node for a in node.attribute):
+        raise DataError("the original has a BatchNormalization in training mode: export it frozen")
     traced = topology(copy, specs)
     if _shape_of(traced.model.graph) != _shape_of(artifact.graph().graph):
         raise DataError("the original is another network than the artifact's")
@@ -97,5 +115,14 @@ def _column(factor: Floats, ndim: int) -> Floats:
     return factor.reshape(-1, *([1] * (ndim - 1)))
 
 
-def _shape_of(graph: onnx.GraphProto) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    return [(node.op_type, tuple(node.input), tuple(node.output)) for node in graph.node]
+def _shape_of(graph: onnx.GraphProto) -> list[object]:
+    """What two graphs have to share to be one network with other weights."""
+    nodes = [
+        (
+            node.op_type, tuple(node.input), tuple(node.output),
+            sorted(a.SerializeToString() for a in node.attribute),
+        )
+        for node in graph.node
+    ]  # fmt: skip
+    numbers = {i.name: numpy_helper.to_array(i).tolist() for i in graph.initializer}
+    return [nodes, numbers]

@@ -48,12 +48,15 @@ class Grid:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the original and as it is executed: stages, and grids of what is between them."""
+    """A layer of the original and as it is executed: stages, and grids of what is between them.
+
+    Each use of the layer has its own grids, `inner` by the name of the use.
+    """
 
     spec: LayerSpec
     weight: Tensor
     stages: tuple[Tensor, ...]
-    inner: tuple[Grid, ...]
+    inner: Mapping[str, tuple[Grid, ...]]
 
     @cached_property
     def change(self) -> Tensor:
@@ -94,7 +97,8 @@ class Program:
         self.inputs = [entry.name for entry in artifact.manifest.model.inputs]
         self.output = graph.output[0].name
         self.nodes = list(graph.node)
-        self.rounded = frozenset(quantized_inputs(graph, self.specs))
+        made = {name for node in graph.node for name in node.output} | set(self.inputs)
+        self.rounded = frozenset(quantized_inputs(graph, self.specs)) & made  # no constants
         self.integers = {
             i.name: torch.from_numpy(numpy_helper.to_array(i).copy()) for i in graph.initializer
         }
@@ -132,7 +136,10 @@ class Program:
         grids = {name: executed.grids[name] for name in self.rounded} if moved else {}
         for name, given in zip(self.inputs, inputs, strict=True):
             values[name] = _partly_rounded(self._float(given), grids.get(name), share)
-        at = {name: _moved_weight(layer, share, moved) for name, layer in executed.layers.items()}
+        at = {
+            name: layer.weight + share * layer.change if moved else layer.weight
+            for name, layer in executed.layers.items()
+        }
         for index, node in enumerate(self.nodes):
             arguments = [values[name] if name else None for name in node.input]
             if node.domain == ELASTIC_DOMAIN:
@@ -170,7 +177,7 @@ class Program:
         assert x is not None
         out = apply(use.kind, layer.spec, at[use.layer], x)
         if not isinstance(share, float) or share:
-            out = out + share * inner_rounding(use.kind, layer, x)
+            out = out + share * inner_rounding(use, layer, x)
         if bias is not None:
             out = out + along_channels(use.kind, layer.spec, bias)
         return tap(use, x, out)
@@ -188,20 +195,16 @@ def executed(
         return torch.from_numpy(np.asarray(array, dtype=np.float64)).to(dtype)
 
     grids = {name: _grid(*limits) for name, limits in subject.ranges.items()}
-    names = {
-        elastic_layer(node): node.name
-        for node in reversed(artifact.graph().graph.node)
-        if node.domain == ELASTIC_DOMAIN
-    }
+    uses: dict[str, list[str]] = {name: [] for name in subject.profile.points}
+    for node in artifact.graph().graph.node:
+        if node.domain == ELASTIC_DOMAIN:
+            uses[elastic_layer(node)].append(node.name)
     layers = {}
     for name, point in subject.profile.points.items():
         stored = artifact.stages(name, point)
         stages = execution_stages(stored, subject.forms[name], weight_bits)
-        inner = (
-            tuple(grids[f"{names[name]}/stage{i}"] for i in range(len(stages) - 1))
-            if name in names
-            else ()
-        )
+        between = range(len(stages) - 1)
+        inner = {use: tuple(grids[f"{use}/stage{i}"] for i in between) for use in uses[name]}
         layers[name] = Layer(
             artifact.entries[name].spec,
             real(original.weights[name]),
@@ -210,7 +213,7 @@ def executed(
         )
     dense = {name: real(value) for name, value in original.dense.items()}
     mine = artifact.dense()
-    change = {name: real(mine[name]) - value for name, value in dense.items()}
+    change = {name: _difference(real(mine[name]), value) for name, value in dense.items()}
     moved = {name: value for name, value in change.items() if bool(value.any())}
     return Executed(layers, dense, moved, grids)
 
@@ -220,7 +223,7 @@ def unchanged(artifact: Artifact, original: Original, dtype: torch.dtype) -> Exe
     layers = {}
     for name, weight in original.weights.items():
         dense = torch.from_numpy(weight).to(dtype)
-        layers[name] = Layer(artifact.entries[name].spec, dense, (dense,), ())
+        layers[name] = Layer(artifact.entries[name].spec, dense, (dense,), {})
     rest = {
         name: torch.from_numpy(value.copy()).to(dtype) for name, value in original.dense.items()
     }
@@ -237,11 +240,11 @@ def apply(kind: str, spec: LayerSpec, weight: Tensor, x: Tensor) -> Tensor:
     return conv(x, weight, None, spec.stride, spec.padding, spec.dilation, spec.groups)
 
 
-def stage_outputs(kind: str, layer: Layer, x: Tensor, *, rounded: bool) -> list[Tensor]:
+def stage_outputs(use: Use, layer: Layer, x: Tensor, *, rounded: bool) -> list[Tensor]:
     """What each executed stage puts out, with what is between them rounded or not."""
+    spec, outs, kind = layer.spec, [], use.kind
     if len(layer.stages) == 1 or kind == "embedding":
-        return [apply(kind, layer.spec, layer.stages[0], x)]
-    spec, outs = layer.spec, []
+        return [apply(kind, spec, layer.stages[0], x)]
     groups = spec.stage_groups(layer.stages[0].shape[0])
     for index, stage in enumerate(layer.stages):
         if kind == "linear":
@@ -252,18 +255,18 @@ def stage_outputs(kind: str, layer: Layer, x: Tensor, *, rounded: bool) -> list[
             geometry = (1, 0, 1) if plain else (spec.stride, spec.padding, spec.dilation)
             x = conv(x, stage, None, *geometry, groups[index])
         outs.append(x)
-        if rounded and index < len(layer.inner):
-            x = layer.inner[index].rounded(x)
+        if rounded and index < len(layer.stages) - 1:
+            x = layer.inner[use.name][index].rounded(x)
     return outs
 
 
-def inner_rounding(kind: str, layer: Layer, x: Tensor) -> Tensor:
+def inner_rounding(use: Use, layer: Layer, x: Tensor) -> Tensor:
     """What rounding between the stages adds to the output of a layer."""
-    if not layer.inner or kind == "embedding":
+    if len(layer.stages) == 1 or use.kind == "embedding":
         return torch.zeros((), dtype=layer.weight.dtype)
     with torch.no_grad():
         still = x.detach()
-        outs = [stage_outputs(kind, layer, still, rounded=flag)[-1] for flag in (True, False)]
+        outs = [stage_outputs(use, layer, still, rounded=flag)[-1] for flag in (True, False)]
         return outs[0] - outs[1]
 
 
@@ -279,8 +282,9 @@ def _partly_rounded(x: Tensor, grid: Grid | None, share: Tensor | float) -> Tens
     return x + share * (grid.rounded(still) - still).detach()
 
 
-def _moved_weight(layer: Layer, share: Tensor | float, moved: bool) -> Tensor:
-    return layer.weight + share * layer.change if moved else layer.weight
+def _difference(mine: Tensor, other: Tensor) -> Tensor:
+    """mine - other, where infinities that are equal differ by nothing."""
+    return torch.where(mine == other, torch.zeros_like(other), mine - other)
 
 
 def _dequantized(stage: Stage) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -13,10 +13,13 @@ from typing import Any
 
 import onnx
 import torch
+from onnx import TensorProto
 from torch import Tensor
 
 from t3c.certify.norms import SLACK, convolution_bound, matrix_bound
 from t3c.runtime.engines.torch_operations import OPERATIONS
+
+WIDE_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
 class StoppedError(Exception):
@@ -24,16 +27,39 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True)
+class Origin:
+    """A tensor by name, the node that made it if one did, and where its inputs come from.
+
+    `disturbed` is one that is rounded, and so no exact function of others; `exact` is the value of
+    a single number that is the same in both networks.
+    """
+
+    tensor: str
+    node: onnx.NodeProto | None
+    disturbed: bool
+    of: Callable[[str], Origin]
+    exact: float | None = None
+
+    def input(self, index: int) -> Origin:
+        assert self.node is not None
+        return self.of(self.node.input[index])
+
+    @property
+    def operation(self) -> str:
+        return "" if self.node is None else str(self.node.op_type)
+
+
+@dataclass(frozen=True)
 class Operand:
     """One input of an operation: its value in the original, how far it may be, and how it is known.
 
-    `change` is the exact difference of a constant, `maker` the operations that made the tensor.
+    `change` is the exact difference of a constant.
     """
 
     value: Tensor
     error: float
     change: Tensor | None = None
-    maker: Maker | None = None
+    origin: Origin | None = None
 
     @property
     def largest(self) -> float:
@@ -46,17 +72,6 @@ class Operand:
     def moved(self) -> Tensor:
         """A constant as it is in the changed network."""
         return self.value if self.change is None else self.value + self.change
-
-
-@dataclass(frozen=True)
-class Maker:
-    """The node behind a tensor, and those behind its inputs."""
-
-    node: onnx.NodeProto
-    behind: Callable[[str], Maker | None]
-
-    def input(self, index: int) -> Maker | None:
-        return self.behind(self.node.input[index])
 
 
 @dataclass(frozen=True)
@@ -82,10 +97,12 @@ class Step:
     def given(self) -> list[Operand]:
         return [operand for operand in self.operands if operand is not None]
 
-    def through(self, error: float, norm: Callable[[], float]) -> float:
-        """An error times the norm of this node's constant, which is found when first needed."""
+    def through(self, error: float, weight: Operand, norm: Callable[[], float]) -> float:
+        """An error times the norm of a weight, that of a constant kept for the next sample."""
         if error == 0.0:
             return 0.0
+        if weight.change is None:
+            return norm() * error
         key = str(self.node.output[0])
         if key not in self.norms:
             self.norms[key] = norm()
@@ -102,8 +119,15 @@ def _scaled(factor: float) -> Callable[[Step], float]:
 
 
 def _cast(step: Step) -> float:
-    if not step.made[0].is_floating_point():
-        raise StoppedError("Cast to whole numbers")
+    if step.attributes.get("to") not in WIDE_FLOATS:
+        raise StoppedError("Cast to whole numbers, or to floats that round")
+    return step.x.error
+
+
+def _alone(step: Step) -> float:
+    """An operation that brings nothing further apart, by parameters that are exact."""
+    if any(operand.error for operand in step.given[1:]):
+        raise StoppedError(f"{step.node.op_type} by parameters that are not certain")
     return step.x.error
 
 
@@ -130,7 +154,8 @@ def _copied(step: Step) -> float:
     rest = [None if o is None else o.value for o in step.operands[1:]]
     chosen = OPERATIONS[step.node.op_type](step.attributes, numbers, *rest)
     parts = chosen if isinstance(chosen, tuple) else (chosen,)
-    most = max(int(torch.bincount(part.reshape(-1).long()).max()) for part in parts)
+    counts = [torch.bincount(part.reshape(-1).long()) for part in parts if part.numel()]
+    most = max((int(count.max()) for count in counts), default=0)
     return math.sqrt(most) * step.x.error
 
 
@@ -169,14 +194,14 @@ def _pow(step: Step) -> float:
 def _matmul(step: Step) -> float:
     x, y = step.x, step.operand(1)
     if y.change is not None and y.value.dim() == 2:
-        through = step.through(x.error, lambda: matrix_bound(y.moved))
+        through = step.through(x.error, y, lambda: matrix_bound(y.moved))
         return through + float((x.value @ y.change).norm())
     if min(x.value.dim(), y.value.dim()) < 2:
         raise StoppedError("MatMul by a vector")
     copies_x, copies_y = (math.sqrt(_batches(step.made[0]) / _batches(o.value)) for o in (x, y))
     left = _matrix_norm(x.value) + x.error
-    if x.maker is not None and x.maker.node.op_type == "Softmax":
-        left = min(left, math.sqrt(x.value.shape[-2]))  # rows of shares have norms up to 1
+    if _is_rows_of_shares(x):
+        left = min(left, math.sqrt(x.value.shape[-2]))  # each row has a norm up to 1
     return left * y.error * copies_y + _matrix_norm(y.value) * x.error * copies_x
 
 
@@ -188,7 +213,7 @@ def _gemm(step: Step) -> float:
     if step.attributes.get("transB"):
         weight, change = weight.T, change.T
     alpha = abs(float(step.attributes.get("alpha", 1.0)))
-    through = step.through(x.error, lambda: matrix_bound(weight))
+    through = step.through(x.error, y, lambda: matrix_bound(weight))
     found = alpha * (through + float((x.value @ change).norm()))
     if len(step.operands) > 2 and step.operands[2] is not None:
         bias = step.operand(2)
@@ -212,7 +237,7 @@ def _conv(step: Step) -> float:
             groups=step.attributes.get("group", 1),
         )
 
-    found = step.through(x.error, norm)
+    found = step.through(x.error, kernel, norm)
     if kernel.change is not None and kernel.error:
         moved = OPERATIONS["Conv"](step.attributes, x.value, kernel.change)
         assert isinstance(moved, Tensor)
@@ -249,9 +274,17 @@ def _max_pool(step: Step) -> float:
 
 def _average_pool(step: Step) -> float:
     windows, size = _overlap(step)
-    if not step.attributes.get("count_include_pad", 0):
-        size = 1 if any(step.attributes.get("pads", [])) else size
+    padded = any(step.attributes.get("pads", [])) and not step.attributes.get("count_include_pad")
+    if padded or step.attributes.get("ceil_mode"):
+        size = 1  # windows at the edge may hold a single element
     return math.sqrt(windows / size) * step.x.error
+
+
+def _is_nan(step: Step) -> float:
+    """What is at a finite distance from a number is a number."""
+    if not math.isfinite(step.x.error) or bool(step.x.value.isnan().any()):
+        raise StoppedError("IsNaN of what may not be a number")
+    return 0.0
 
 
 def _softmax(step: Step) -> float:
@@ -326,41 +359,68 @@ def _prelu(step: Step) -> float:
 
 
 def is_sigmoid_of(gate: Operand, x: Operand) -> bool:
-    """Whether a factor is the sigmoid of the other one, as in SiLU."""
-    maker = _through_casts(gate.maker)
-    if maker is None or maker.node.op_type != "Sigmoid":
-        return False
-    return x.maker is not None and _same(_through_casts(maker.input(0)), _through_casts(x.maker))
+    """Whether a factor is, exactly, the sigmoid of the other one, as in SiLU."""
+    return _same(_behind(gate.origin, "Sigmoid"), x.origin)
 
 
 def rms_norm_of(factor: Operand, x: Operand) -> float | None:
-    """The epsilon of an RMS norm of `x` over its last axis, if `factor` is one over that norm.
-
-    The epsilon is read off the values: mean(x^2) + epsilon = 1 / factor^2 at every position.
-    """
-    maker = _through_casts(factor.maker)
-    chain = ["Reciprocal", "Sqrt", "Add", "ReduceMean", "Pow"]
-    for wanted in chain:
-        if maker is None or maker.node.op_type != wanted:
-            return None
-        maker = _through_casts(maker.input(0) or maker.input(len(maker.node.input) - 1))
-    if x.maker is None or not _same(maker, _through_casts(x.maker)):
+    """The epsilon of an RMS norm of `x` over its last axis, if `factor` is one over that norm."""
+    total = _undisturbed(_behind(_behind(factor.origin, "Reciprocal"), "Sqrt"))
+    if total is None or total.disturbed or total.operation != "Add":
         return None
     if factor.value.shape != (*x.value.shape[:-1], 1):
         return None
-    gaps = factor.value.pow(-2) - x.value.square().mean(dim=-1, keepdim=True)
-    low, high = float(gaps.min()), float(gaps.max())
-    return max(0.0, low) if high - low <= 1e-6 * high else None
+    sides = (total.input(0), total.input(1))
+    for mean, added in (sides, sides[::-1]):
+        if added.exact is not None and _is_square(_behind(mean, "ReduceMean"), x.origin):
+            return added.exact
+    return None
 
 
-def _through_casts(maker: Maker | None) -> Maker | None:
-    while maker is not None and maker.node.op_type in ("Cast", "Identity"):
-        maker = maker.input(0)
-    return maker
+def _is_square(squares: Origin | None, x: Origin | None) -> bool:
+    made = _undisturbed(squares)
+    if made is None or made.disturbed or made.operation != "Pow":
+        return False
+    return made.input(1).exact == 2 and _same(made.input(0), x)
 
 
-def _same(one: Maker | None, other: Maker | None) -> bool:
-    return one is not None and other is not None and one.node is other.node
+def _behind(origin: Origin | None, operation: str) -> Origin | None:
+    """The first input of what made a tensor, if it was this operation and nothing was rounded."""
+    made = _undisturbed(origin)
+    if made is None or made.disturbed or made.operation != operation:
+        return None
+    return made.input(0)
+
+
+def _is_rows_of_shares(x: Operand) -> bool:
+    """Whether a tensor is, exactly, a softmax over its last axis, or that with zeros for NaN."""
+    origin = x.origin
+    if origin is not None and origin.operation == "Where" and not origin.disturbed:
+        origin = origin.input(2) if origin.input(0).operation == "IsNaN" else None
+    if origin is None or origin.node is None or origin.disturbed:
+        return False
+    axis = next((a.i for a in origin.node.attribute if a.name == "axis"), -1)
+    return origin.operation == "Softmax" and axis % x.value.dim() == x.value.dim() - 1
+
+
+def _undisturbed(origin: Origin | None) -> Origin | None:
+    """What made a tensor, seen through casts between floats; None if it was rounded on the way."""
+    while origin is not None and origin.operation in ("Cast", "Identity"):
+        if origin.disturbed or (origin.operation == "Cast" and not _between_floats(origin)):
+            return None
+        origin = origin.input(0)
+    return origin
+
+
+def _between_floats(origin: Origin) -> bool:
+    assert origin.node is not None
+    return any(a.name == "to" and a.i in WIDE_FLOATS for a in origin.node.attribute)
+
+
+def _same(one: Origin | None, other: Origin | None) -> bool:
+    """Whether two tensors are one, or casts of one."""
+    found = [_undisturbed(origin) for origin in (one, other)]
+    return found[0] is not None and found[1] is not None and found[0].tensor == found[1].tensor
 
 
 def _batches(value: Tensor) -> int:
@@ -376,7 +436,7 @@ def _matrix_norm(value: Tensor) -> float:
 
 RULES: dict[str, Callable[[Step], float]] = {
     "Abs": _scaled(1), "Add": _sum, "AveragePool": _average_pool,
-    "BatchNormalization": _batch_norm, "Cast": _cast, "Clip": _scaled(1),
+    "BatchNormalization": _batch_norm, "Cast": _cast, "Clip": _alone,
     "Concat": lambda step: math.sqrt(sum(o.error**2 for o in step.given)), "Conv": _conv,
     "Div": _div, "Elu": lambda step: max(1.0, step.attributes.get("alpha", 1.0)) * step.x.error,
     "Erf": _scaled(2 / math.sqrt(math.pi)), "Expand": _copied, "Flatten": _scaled(1),
@@ -384,13 +444,15 @@ RULES: dict[str, Callable[[Step], float]] = {
     "Gemm": _gemm, "GlobalAveragePool": _mean, "GroupNormalization": _grouped_norm,
     "HardSigmoid": lambda step: abs(step.attributes.get("alpha", 0.2)) * step.x.error,
     "HardSwish": _scaled(1.5), "Identity": _scaled(1), "InstanceNormalization": _grouped_norm,
+    "IsNaN": _is_nan,
     "LayerNormalization": _layer_norm,
     "LeakyRelu": lambda step: max(1.0, abs(step.attributes.get("alpha", 0.01))) * step.x.error,
     "MatMul": _matmul, "Max": _either, "MaxPool": _max_pool, "Min": _either,
-    "Mish": _scaled(1.09), "Mul": _mul, "Neg": _scaled(1), "PRelu": _prelu, "Pad": _scaled(1),
+    "Mish": _scaled(1.09), "Mul": _mul, "Neg": _scaled(1), "PRelu": _prelu, "Pad": _alone,
     "Pow": _pow, "ReduceMean": _mean, "ReduceSum": _reduce_sum, "Relu": _scaled(1),
-    "Reshape": _scaled(1), "Sigmoid": _scaled(0.25), "Slice": _copied, "Softmax": _softmax,
-    "Softplus": _scaled(1), "Split": _scaled(1), "Squeeze": _scaled(1), "Sub": _sum,
-    "Tanh": _scaled(1), "Tile": _copied, "Transpose": _scaled(1), "Unsqueeze": _scaled(1),
+    "Reshape": _alone, "Shape": lambda step: 0.0, "Sigmoid": _scaled(0.25), "Slice": _copied,
+    "Softmax": _softmax,
+    "Softplus": _scaled(1), "Split": _alone, "Squeeze": _alone, "Sub": _sum,
+    "Tanh": _scaled(1), "Tile": _copied, "Transpose": _scaled(1), "Unsqueeze": _alone,
     "Where": _where,
 }  # fmt: skip

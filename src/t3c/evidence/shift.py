@@ -16,8 +16,8 @@ from t3c.runtime.watching import features, monitored_tensors, watched
 from t3c.spec import Profile
 
 THRESHOLD = 0.99
-OBSERVED = 16  # samples that thresholds are set on
-FITTED, COMPARED = 200, 400  # at most so many samples of each slice
+OBSERVED = 8  # samples that thresholds are set on
+FITTED, COMPARED = 200, 250  # at most so many samples of each slice
 
 
 def shift_models(
@@ -27,7 +27,7 @@ def shift_models(
     if len(fitted[0]) < LEAST_FIT:
         return {}
     topology, specs = runtime.artifact.graph().graph, runtime.artifact.manifest.specs
-    pairs = monitored_tensors(topology, specs)
+    pairs = monitored_tensors(topology, specs, [entry.name for entry in runtime.inputs])
     if not pairs:
         return {}
     found = {}

@@ -10,8 +10,8 @@ sums is not part of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import onnx
 import torch
@@ -29,20 +29,19 @@ from t3c.evidence.program import (
     apply,
     stage_outputs,
 )
-from t3c.evidence.rules import RULES, Maker, Operand, Step, StoppedError
-from t3c.spec import LayerSpec
+from t3c.evidence.rules import RULES, Operand, Origin, Step, StoppedError
+from t3c.spec import Factorization, Kind, LayerSpec
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Upper bounds on the norms of an executed layer and of each of its stages.
+    """Upper bounds on the norm of each stage of an executed layer.
 
     Between stages, channels are measured in units of their own, `units` (channels,) each: a clip
     and a grid act on single values, so they bring nothing further apart in any units, and in the
     right ones the product of the stages' norms is close to the norm of the whole.
     """
 
-    whole: float
     stages: tuple[float, ...]
     units: tuple[Tensor, ...] = ()
 
@@ -60,15 +59,14 @@ class WorstCase:
     layers: Mapping[str, float] = field(default_factory=dict)
 
 
-def norms_of(
-    executed: Executed, tick: Callable[[int, int], object] = lambda done, total: None
-) -> dict[str, Norms]:
-    """The norms of all layers of a profile."""
-    found = {}
-    for index, (name, layer) in enumerate(executed.layers.items()):
-        tick(index, len(executed.layers))
-        found[name] = _norms(layer)
-    return found
+def norms_of(program: Program, executed: Executed) -> dict[str, Norms]:
+    """The norms of all layers of a profile, a table that is also multiplied by as a matrix."""
+    kinds: dict[str, set[str]] = {}
+    for use in program.uses:
+        kinds.setdefault(use.layer, set()).add(use.kind)
+    return {
+        name: _norms(layer, kinds[name]) for name, layer in executed.layers.items() if name in kinds
+    }
 
 
 @torch.no_grad()
@@ -155,11 +153,17 @@ class Recursion:
     def _operand(self, name: str, value: Tensor) -> Operand:
         if name in self.executed.dense:
             change = self.executed.dense_change.get(name, torch.zeros_like(value))
-            return Operand(value, float(change.norm()), change)
-        return Operand(value, self.errors.get(name, 0.0), None, self._maker(name))
+            return Operand(value, float(change.norm()), change, self._origin(name))
+        return Operand(value, self.errors.get(name, 0.0), None, self._origin(name))
 
-    def _maker(self, name: str) -> Maker | None:
-        return Maker(self.makers[name], self._maker) if name in self.makers else None
+    def _origin(self, name: str) -> Origin:
+        constant = self.executed.dense.get(name)
+        known = constant is not None and constant.numel() == 1
+        exact = float(constant) if constant is not None and known else None
+        if name in self.executed.dense_change:
+            exact = None
+        rounded = name in self.program.rounded
+        return Origin(name, self.makers.get(name), rounded, self._origin, exact)
 
     def _rounded(self, name: str, value: Tensor, error: float) -> float:
         if name not in self.program.rounded or name == self.program.output:
@@ -173,6 +177,7 @@ class Recursion:
         assert x is not None
         use = self.program.use(node)
         layer = self.executed.layers[use.layer]
+        self._check_size(use, layer.spec, x.value)
         error = float(apply(use.kind, layer.spec, layer.change, x.value).norm())
         if use.kind != "embedding":
             error += self._through_stages(use, layer, x)
@@ -184,63 +189,59 @@ class Recursion:
         self.layers[use.name] = error / max(float(out.norm()), 1e-12)
         return error
 
-    def _through_stages(self, use: Use, layer: Layer, x: Operand) -> float:
-        """What the input's error, and rounding between the stages, add to a layer's output.
+    def _check_size(self, use: Use, spec: LayerSpec, x: Tensor) -> None:
+        """A convolution's norm is at the size of its spec; at a wider input it may be larger."""
+        sides = x.shape[-len(spec.kernel) :]
+        if use.kind == "conv" and any(a > b for a, b in zip(sides, spec.in_size, strict=True)):
+            raise StoppedError(f"{use.name} at another size than its norm is of")
 
-        The smaller of two bounds: stage by stage, and the input through the whole layer with what
-        is rounded through the stages behind it.
-        """
+    def _through_stages(self, use: Use, layer: Layer, x: Operand) -> float:
+        """What the input's error, and rounding between the stages, add to a layer's output."""
         norms = self.norms[use.layer]
-        if not layer.inner:
-            return norms.whole * x.error
-        outs = stage_outputs(use.kind, layer, x.value, rounded=False)
-        chained, apart = x.error, norms.whole * x.error
-        for index, grid in enumerate(layer.inner):
-            chained = norms.stages[index] * chained
-            added = _rounding(
-                grid, outs[index], along_channels(use.kind, layer.spec, norms.units[index])
-            )
-            apart += math.prod(norms.stages[index + 1 :]) * (chained + added)
-            chained += added
-        return min(chained * norms.stages[-1], apart)
+        error = norms.stages[0] * x.error
+        if len(layer.stages) == 1:
+            return error
+        outs = stage_outputs(use, layer, x.value, rounded=False)
+        for index, grid in enumerate(layer.inner[use.name]):
+            units = along_channels(use.kind, layer.spec, norms.units[index])
+            error = norms.stages[index + 1] * (error + _rounding(grid, outs[index], units))
+        return error
 
 
 def _rounding(grid: Grid, value: Tensor, units: Tensor | None = None) -> float:
     """How far a rounded tensor may be from one it would be at no distance from, in such units."""
-    weight = torch.ones(()) if units is None else units
+    weight = torch.ones((), dtype=torch.float64) if units is None else units
     clipped = float(((grid.clipped(value) - value) * weight).norm())
     return clipped + grid.scale / 2 * float(weight.expand_as(value).norm())
 
 
-def _norms(layer: Layer) -> Norms:
-    whole = layer_bound(layer.spec, layer.stages)
+def _norms(layer: Layer, kinds: set[str]) -> Norms:
+    spec = replace(layer.spec, kind=Kind.LINEAR) if "linear" in kinds else layer.spec
     if len(layer.stages) == 1:
-        return Norms(whole, (whole,))
-    units = tuple(_units(stage) for stage in layer.stages[1:])
+        return Norms((layer_bound(spec, layer.stages),))
+    depthwise = [spec.factorization is Factorization.CP and i == 1 for i in range(3)]
+    units = tuple(_units(stage, depthwise[i]) for i, stage in enumerate(layer.stages[1:], start=1))
+    ends: tuple[Tensor | None, ...] = (None, *units, None)
     stages = [
-        _in_units(stage, units[i] if i < len(units) else None, units[i - 1] if i else None)
-        for i, stage in enumerate(layer.stages)
+        _in_units(stage, ends[i + 1], ends[i], depthwise[i]) for i, stage in enumerate(layer.stages)
     ]
-    norms = tuple(_stage_norm(layer.spec, i, stage) for i, stage in enumerate(stages))
-    return Norms(whole, norms, units)
+    return Norms(tuple(_stage_norm(spec, i, stage) for i, stage in enumerate(stages)), units)
 
 
-def _units(stage: Tensor) -> Tensor:
+def _units(stage: Tensor, depthwise: bool) -> Tensor:
     """The norm (in,) of what a stage makes of each of its inputs: the outer stages then have
     columns of norm 1, and are nearly orthonormal where the factors are."""
-    depthwise = stage.shape[1] == 1 < stage.shape[0]
     by_input = stage if depthwise else stage.transpose(0, 1)
     size: Tensor = by_input.flatten(1).norm(dim=1)
     return size.clamp_min(max(1e-9 * float(size.max()), 1e-30))
 
 
-def _in_units(stage: Tensor, out: Tensor | None, into: Tensor | None) -> Tensor:
+def _in_units(stage: Tensor, out: Tensor | None, into: Tensor | None, depthwise: bool) -> Tensor:
     """A stage between channels that are measured in other units."""
     ones = [1] * (stage.dim() - 2)
     if out is not None:
         stage = stage * out.reshape(-1, 1, *ones)
     if into is not None:
-        depthwise = stage.shape[1] == 1 < stage.shape[0]
         stage = stage / into.reshape(*((-1, 1) if depthwise else (1, -1)), *ones)
     return stage
 

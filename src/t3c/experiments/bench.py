@@ -15,6 +15,7 @@ from t3c.baselines import BASELINES
 from t3c.baselines.baseline import bytes_on_disk
 from t3c.certify.conformal import coverage
 from t3c.certify.drift import relative_drift
+from t3c.certify.slices import refuse_overlap, sample_keys
 from t3c.cost.work import profile_work
 from t3c.errors import DataError, EngineError
 from t3c.runtime.audit import broken_promises, draw_pairs
@@ -108,8 +109,8 @@ def bench(
         raise DataError(f"unknown baseline {', '.join(unknown)}: there are {known}")
     if len(runtime.inputs) != 1:
         raise DataError("comparisons are made of models with one input")
-    for samples in (data.test, data.calibration):
-        runtime.check(samples)
+    runtime.check(data.calibration)
+    _refuse_known(runtime, runtime.check(data.test))
     if not original.is_file():
         raise DataError(f"{original}: no such file: --original names the original model in ONNX")
     raw = original.read_bytes()
@@ -157,6 +158,22 @@ def bench(
     )
 
 
+def _refuse_known(runtime: Runtime, test: Sequence[Array]) -> None:
+    """Coverage means nothing on samples that the bounds were made of."""
+    ledger = runtime.artifact.ledger()
+    made_of = [
+        key
+        for found in (ledger.certifications if ledger else ())
+        for part, keys in found.keys.items()
+        for key in keys
+        if part != "test"
+    ]
+    known = {"quantizer": runtime.artifact.manifest.calibrated_on or (), "certificate": made_of}
+    tested = sample_keys(test)
+    for name, keys in known.items():
+        refuse_overlap({name: keys, "test": tested})
+
+
 def _answers(session: Session, samples: Array) -> Array:
     return np.concatenate([session.run([sample[None]])[0] for sample in samples])
 
@@ -171,8 +188,10 @@ def _drift(runtime: Runtime, name: str, drifts: Array) -> Drift:
         return Drift(mean=float(drifts.mean()))
     return Drift(
         mean=float(drifts.mean()),
+        spectral=certificate.spectral,
         first_order=certificate.first_order,
         epsilon=certificate.epsilon,
+        worst_case=certificate.worst_case,
         coverage=coverage(drifts, certificate.epsilon),
     )
 

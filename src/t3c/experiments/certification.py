@@ -135,7 +135,7 @@ def study_rows(made: Made, say: Say, count: int = MIXTURES) -> list[Row]:
         changes = torch.cat([first_order(program, beside_it, part) for part in _few(tensors)])
         norms = np.linalg.norm(truth.reshape(len(truth), -1), axis=1)
         estimates = changes.double().norm(dim=1).numpy() / norms
-        residuals = _residuals(beside_it, one.profile, known)
+        residuals = _residuals(program, beside_it, one.profile, known)
         spectral = sum(gains[n] * residuals[n] * rms[n] for n in gains) / scale
         rows.append(
             {
@@ -148,11 +148,11 @@ def study_rows(made: Made, say: Say, count: int = MIXTURES) -> list[Row]:
 
 
 def _residuals(
-    found: Executed, profile: Profile, known: dict[tuple[str, object], float]
+    program: Program, found: Executed, profile: Profile, known: dict[tuple[str, object], float]
 ) -> dict[str, float]:
     """Residual norms, those of points met before taken from there: forms follow from points."""
     new = {n: x for n, x in found.layers.items() if (n, profile.points[n]) not in known}
-    for name, norm in residuals_of(replace(found, layers=new)).items():
+    for name, norm in residuals_of(program, replace(found, layers=new)).items():
         known[name, profile.points[name]] = norm
     return {name: known[name, profile.points[name]] for name in found.layers}
 
@@ -190,7 +190,7 @@ def worst_rows(made: Made, say: Say) -> list[Row]:
             artifact, made.original, runtime.subjects[name], runtime.device.weight_bits,
             torch.float64,
         )  # fmt: skip
-        cases = worst_cases(program, one, norms_of(one), tensors)
+        cases = worst_cases(program, one, norms_of(program, one), tensors)
         stopped = next((case.stopped for case in cases if case.bound is None), "")
         row: Row = {"model": made.subject.name, "profile": name, "samples": len(cases)}
         if stopped:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from t3c.artifact.folder import write_atomic
-from t3c.artifact.graph import to_onnx
 from t3c.convert import elasticize_
+from t3c.evidence.original import write_original
 from t3c.experiments.bench import Data, Result, bench
 from t3c.exporter import export
 from t3c.runtime.runtime import load
@@ -54,7 +53,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     torch.manual_seed(SEED)
     model = DigitsNet()
     train_digits(model, digits, EPOCHS, SEED, lambda s, n, _: watch("training", s, n))
-    write_files(out, model, digits)
+    write_files(out, digits)
     say("making it elastic, with factors that suit its own activations")
     report = elasticize_(model, digits.train[0][:2], calibration=digits.loader(64))
     p = report.params
@@ -62,6 +61,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
         f"{p.rank_elastic:,} parameters rank-elastic, {p.bit_elastic:,} elastic in bits only, "
         f"{p.untouched:,} untouched"
     )
+    write_original(model, out / "original.onnx")
     say(f"training once for every profile, {STEPS} steps")
     config = TrainConfig(steps=STEPS, seed=SEED)
     fit(
@@ -97,11 +97,8 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     return Demo(result, tuple(asked), out)
 
 
-def write_files(out: Path, model: torch.nn.Module, digits: Digits) -> None:
-    """What `t3c bench` and `t3c run` need beside the artifact: original, data, a picture."""
-    with torch.no_grad():
-        raw = to_onnx(model, digits.train[0][:2]).SerializeToString()
-    write_atomic(out / "original.onnx", raw)
+def write_files(out: Path, digits: Digits) -> None:
+    """What `t3c bench`, `t3c certify` and `t3c run` need beside the artifact: data, a picture."""
     data = _data(digits)
     np.savez_compressed(out / "test.npz", x=data.test, y=digits.test[1].numpy())
     np.savez_compressed(out / "calibration.npz", x=data.calibration)

@@ -25,6 +25,7 @@ from t3c.artifact.writer import write_content
 from t3c.certify.slices import sample_keys
 from t3c.convert import state_of
 from t3c.errors import ConvertError
+from t3c.evidence.original import refuse_batch_statistics
 from t3c.exporter.allocate import Allocated
 from t3c.nn.inputs import Inputs, batches_of, tensors
 from t3c.nn.view import dense_copy, elastic_weights
@@ -41,6 +42,7 @@ BATCH = 64
 
 def topology(model: nn.Module) -> Traced:
     """The topology of an elastic model; refused if the reference engine lacks an operation."""
+    refuse_batch_statistics(state_of(model).original)
     specs = {name: weight.spec for name, weight in elastic_weights(model).items()}
     traced = trace(dense_copy(model), state_of(model).example, specs)
     kinds = {node.op_type for node in traced.model.graph.node if node.domain != ELASTIC_DOMAIN}

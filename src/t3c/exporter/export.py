@@ -22,7 +22,7 @@ from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
 from t3c.control.profiles import Measured, Pruned, names_for, prune, thin
 from t3c.convert import state_of
-from t3c.errors import DataError, SpecError
+from t3c.errors import ConvertError, DataError, SpecError
 from t3c.evidence.certify import CertifyConfig, Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
 from t3c.evidence.original import beside, to_original
@@ -183,7 +183,7 @@ def _certified(
     """Certificates from the original the model remembers."""
     try:
         original = beside(runtime.artifact, to_original(model))
-    except DataError as differs:
+    except (DataError, ConvertError) as differs:
         frozen = state_of(model).original
         return certify(
             runtime, model_reference(frozen, state_of(model).example), None, slices,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from t3c.artifact.devices import DeviceTable
+from t3c.artifact.ledger import Certification
 from t3c.artifact.reader import Artifact
 from t3c.runtime.runtime import Answer, Runtime
 from t3c.runtime.select import explain
@@ -105,6 +106,11 @@ def explain_choice(runtime: Runtime, answer: Answer, budget: Budget) -> list[dic
         }
         for c in runtime.candidates
     ]
+
+
+def certification_json(found: Certification) -> dict[str, Any]:
+    """A certification without what only machines read: hashes of samples, models of activations."""
+    return found.model_dump(mode="json", exclude={"keys", "monitors", "forms"})
 
 
 def table_json(table: DeviceTable, path: str) -> dict[str, Any]:

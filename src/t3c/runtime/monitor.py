@@ -21,7 +21,7 @@ class MonitorConfig:
     """How a runtime watches activations.
 
     On average at most `rate` false alarms come with each sample that is watched; one call in
-    `every` is. The profiles of an artifact share the rate.
+    `every` is. Each profile has its own monitor, which sees only what that profile answers.
     """
 
     rate: float = 1e-4

@@ -38,6 +38,23 @@ def read_input(path: Path, model: ModelEntry) -> Any:
     return _batched(read_picture(path, model.image), rank)
 
 
+def read_samples(path: Path, model: ModelEntry) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The inputs of many samples from an .npz, and the arrays beside them.
+
+    Arrays are named as the model's inputs; a single input may be called x.
+    """
+    arrays = read_arrays(path)
+    names = [entry.name for entry in model.inputs]
+    if len(names) == 1 and names[0] not in arrays and "x" in arrays:
+        arrays[names[0]] = arrays.pop("x")
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{path}: no array {', '.join(missing)}: it holds {', '.join(arrays) or 'none'}"
+        )
+    return {name: arrays.pop(name) for name in names}, arrays
+
+
 def read_arrays(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file."""
     if not path.is_file():

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from t3c.artifact.devices import DeviceTable, choose_forms
-from t3c.artifact.ledger import Certification
+from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.artifact.shift import ShiftModel
@@ -85,9 +85,10 @@ class Runtime:
         self.device = describe(self.engine)
         self.chain = artifact.manifest.chain
         self.table, self.note = self._find_table(artifact.devices())
-        self.subjects = {p.name: self._subject(p) for p in self.chain}
+        ledger = artifact.ledger()
+        self.subjects = {p.name: self._subject(p, ledger) for p in self.chain}
         self.forms = {name: dict(subject.forms) for name, subject in self.subjects.items()}
-        certified = self._find_certificates()
+        certified = self._find_certificates(ledger)
         self.certificates = {name: certificate for name, (certificate, _) in certified.items()}
         self.candidates = [self._candidate(p) for p in self.chain]
         self._sessions: dict[str, Session] = {}
@@ -199,27 +200,33 @@ class Runtime:
         table = transferred(self.artifact, donor, tables, self.device)
         return table, f"this device was not calibrated: latencies are from {table.source}"
 
-    def _subject(self, profile: Profile) -> Subject:
+    def _subject(self, profile: Profile, ledger: Ledger | None) -> Subject:
         """The profile as this device executes it."""
         if self.table is not None:
             return subject_of(self.artifact, self.table, profile)
-        ledger = self.artifact.ledger()
-        certified = {c.weight_bits: c.forms for c in ledger.on(self.engine.name)} if ledger else {}
-        forms = certified.get(self.device.weight_bits, {}).get(profile.name)
-        if forms is None:
-            forms = choose_forms((), self.artifact.manifest.specs, profile.points)
+        forms = choose_forms((), self.artifact.manifest.specs, profile.points)
+        for certification in reversed(ledger.on(self.engine.name)) if ledger else ():
+            if certification.weight_bits == self.device.weight_bits:
+                forms = certification.forms.get(profile.name, forms)
         return Subject(profile, forms, self.artifact.ranges(profile.name))
 
-    def _find_certificates(self) -> dict[str, tuple[Certificate, Certification]]:
-        """The latest certificate of each profile as this device executes it."""
-        ledger, bits = self.artifact.ledger(), self.device.weight_bits
-        found: dict[str, tuple[Certificate, Certification]] = {}
+    def _find_certificates(
+        self, ledger: Ledger | None
+    ) -> dict[str, tuple[Certificate, Certification]]:
+        """Certificates of the profiles as this device executes them.
+
+        Bounds hold for all profiles of one certification at once, so the latest that has the most
+        of them is taken, and no other.
+        """
+        best: dict[str, tuple[Certificate, Certification]] = {}
         for certification in ledger.on(self.engine.name) if ledger else ():
-            for name, forms in self.forms.items():
-                certificate = certification.of(name, forms, bits)
-                if certificate is not None:
-                    found.setdefault(name, (certificate, certification))
-        return found
+            found = {
+                name: (certificate, certification)
+                for name, forms in self.forms.items()
+                if (certificate := certification.of(name, forms, self.device.weight_bits))
+            }
+            best = found if len(found) > len(best) else best
+        return best
 
     def _find_watches(
         self,
@@ -246,7 +253,7 @@ class Runtime:
 
         return {
             name: Watched(
-                Monitor(model, rate=config.rate / len(models), seed=config.seed),
+                Monitor(model, rate=config.rate, seed=config.seed),
                 partial(compiled, name, model),
                 config.every,
             )

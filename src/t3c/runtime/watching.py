@@ -22,21 +22,22 @@ Floats = npt.NDArray[np.float64]
 
 
 def monitored_tensors(
-    graph: onnx.GraphProto, specs: Mapping[str, LayerSpec], most: int = 8
+    graph: onnx.GraphProto, specs: Mapping[str, LayerSpec], given: Sequence[str], most: int = 8
 ) -> list[tuple[str, str]]:
     """At most `most` tensors that elastic layers multiply, each with a layer that reads it.
 
-    They are spread evenly over the depth of an artifact's topology; a model's input comes first.
+    They are spread evenly over the depth of an artifact's topology, of which `given` are the
+    model's inputs and the rest constants; an input comes first.
     """
     if most < 1:
         raise SpecError(f"at least one tensor is monitored, got most={most}")
-    multiplied = set(quantized_inputs(graph, specs))
+    made = {name for node in graph.node for name in node.output} | set(given)
+    multiplied = set(quantized_inputs(graph, specs)) & made
     readers: dict[str, str] = {}
     for node in graph.node:
         if node.domain == ELASTIC_DOMAIN and node.input[0] in multiplied:
             readers.setdefault(node.input[0], elastic_layer(node))
-    inputs = {value.name for value in graph.input}
-    ordered = sorted(readers.items(), key=lambda item: item[0] not in inputs)
+    ordered = sorted(readers.items(), key=lambda item: item[0] not in given)
     picked = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(int)
     return [ordered[index] for index in picked]
 

@@ -1,4 +1,4 @@
-"""First-order drift of a whole profile: ||sum_l J_l dW_l a_{l-1}|| by one forward-mode pass."""
+"""Slow and plain ways to what the library computes otherwise."""
 
 from __future__ import annotations
 

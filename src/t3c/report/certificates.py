@@ -1,0 +1,88 @@
+"""The picture of certificates: drift as it was seen against each figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t3c.artifact.ledger import Certification
+from t3c.report.chart import Axis, Point, Series
+from t3c.report.panels import panels
+
+FIGURES = (
+    ("first_order", "first order (estimate)", "aware", "circle"),
+    ("epsilon", "epsilon (guarantee)", "bits", "square"),
+    ("spectral", "spectral (estimate)", "plain", "diamond"),
+    ("worst_case", "worst case (bound)", "other", "circle"),
+)
+Row = Mapping[str, Any]
+
+
+def certificate_picture(found: Certification) -> str:
+    """Mean drift of each profile against each of its figures, on logarithmic axes."""
+    rows = [
+        {
+            "profile": c.profile, "mean": c.mean, "epsilon": c.epsilon,
+            "first_order": c.first_order, "spectral": c.spectral, "worst_case": c.worst_case,
+        }
+        for c in found.entries
+    ]  # fmt: skip
+    chart = _chart(f"{found.engine}, {found.entries[0].samples} samples", rows, labelled=True)
+    return panels("Mean drift against each figure of its certificate", [chart], columns=1)
+
+
+def figures_picture(rows: Sequence[Row], study: Sequence[Row]) -> str:
+    """A panel a model: its profiles' figures, with first order of many more profiles."""
+    charts = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        mine = [row for row in rows if row["model"] == model]
+        more = [
+            {**dict.fromkeys(("epsilon", "worst_case")), "profile": "", "mean": row["drift"],
+             "first_order": row["first_order"], "spectral": row["spectral"]}
+            for row in study
+            if row["model"] == model
+        ]  # fmt: skip
+        charts.append(_chart(f"{model} ({len(mine) + len(more)} profiles)", [*mine, *more]))
+    return panels("Mean drift against each figure of its certificate", charts)
+
+
+def _chart(
+    name: str, rows: Sequence[Row], labelled: bool = False
+) -> tuple[str, Axis, Axis, list[Series]]:
+    series = []
+    for key, title, style, shape in FIGURES:
+        points = [
+            Point(
+                _log(r[key]), _log(r["mean"]), r["profile"] if labelled and key == "epsilon" else ""
+            )
+            for r in rows
+            if r[key] is not None
+        ]
+        if points:
+            series.append(Series(title, style, points, shape=shape))
+    across = [point.x for one in series for point in one.points]
+    up = [point.y for one in series for point in one.points]
+    x = _axis("figure, relative to the output's norm", across + up)
+    y = _axis("mean drift that was seen", up)
+    ends = [Point(max(x.low, y.low), max(x.low, y.low)), Point(y.high, y.high)]
+    series.append(Series("equal", "grid", ends, line=True))
+    return name, x, y, series
+
+
+def _log(value: float) -> float:
+    return math.log10(max(value, 1e-9))
+
+
+def _axis(title: str, values: Sequence[float]) -> Axis:
+    low, high = math.floor(min(values)), math.ceil(max(values) + 1e-9)
+    high = max(high, low + 1)
+    steps = [1, 2, 5] if high - low <= 2 else [1]
+    every = max(1, (high - low) // 6)
+    ticks = [
+        (power + math.log10(step), f"{step * 10.0**power:g}")
+        for power in range(low, high + 1, every)
+        for step in steps
+        if power + math.log10(step) <= high
+    ]
+    return Axis(title, low, high, ticks)
