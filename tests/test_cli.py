@@ -120,6 +120,43 @@ def test_audit(made: Made) -> None:
     assert "0 monotone violations" in " ".join(text.stdout.split())
 
 
+def test_certify(made: Made, copied: Path, tmp_path: Path) -> None:
+    images, labels = (part.numpy() for part in made.digits.test)
+    data, test = tmp_path / "mine.npz", tmp_path / "test.npz"
+    np.savez(data, x=images[:160], y=labels[:160])
+    np.savez(test, input=images[160:240])
+    original = made.folder / "original.onnx"
+    few = ("--gain-samples", 2, "--worst-samples", 1, "--no-monitor")
+    given = ("certify", copied, "--data", data, "--original", original, *few)
+    found = ok(*given, "--slices", "y", "--test", test, "--measure", "kl", "--flip-cap", 0.5)
+    assert [e["profile"] for e in found["entries"]][-1] == "max"
+    figures = ("mean", "epsilon", "first_order", "spectral", "worst_case")
+    assert all(entry[name] > 0 for entry in found["entries"] for name in figures)
+    assert set(found["entries"][0]["measures"]) == {"absolute", "kl", "flip"}
+    assert found["held_out"]["samples"] == 80
+    assert len(found["slices"]) == 10 * len(found["entries"])
+    assert "max" in found["capped"]["profiles"]
+    picture = Path(found["plot"]).read_text()
+    assert picture.startswith("<svg")
+    assert "worst case (bound)" in picture
+    shown = t3c(*given, "--plot", tmp_path / "mine.svg")
+    assert shown.returncode == 0, shown.stderr
+    assert "epsilon holds for 95% of new samples" in shown.stdout.replace("\n", " ")
+    assert (tmp_path / "mine.svg").exists()
+    before = (copied / "ledger.json").read_bytes()
+    refused("no such file", "certify", copied, "--data", data, "--original", "none.onnx")
+    refused("no array colour", *given, "--slices", "colour")
+    refused("unknown measure 'size'", *given, "--measure", "size")
+    refused("delta must be", *given, "--delta", 2)
+    np.savez(data, x=images[:8])
+    refused("8 samples are too few", *given)
+    np.savez(data, x=images[:60, :, :5])
+    refused("does not fit", *given)
+    np.savez(data, z=images[:60])
+    refused("no array input", *given)
+    assert (copied / "ledger.json").read_bytes() == before
+
+
 def test_calibrate_merge_and_quick(made: Made, copied: Path, tmp_path: Path) -> None:
     few = ("--rounds", 4, "--grid", 6, "--busy", "--json")
     device = ("--engine", "onnxruntime", "--threads", 1)

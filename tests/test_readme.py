@@ -29,7 +29,9 @@ def test_the_code_runs(tmp_path: Path) -> None:
     assert 0 < float(epsilon) < 5
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/conversion.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "docs/conversion.md", "docs/certificates.md"]
+)
 def test_commands_and_paths_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
