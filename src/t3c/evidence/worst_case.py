@@ -2,9 +2,10 @@
 
 One pass through the original in float64 carries, beside each tensor a, a bound e on ||a~ - a||.
 A layer gives e_out <= ||W~|| e_in + ||(W~ - W) a||, a rounded tensor
-e <= e_in + ||clip(a) - a|| + (s / 2) sqrt(numel): a clip brings no two points further apart. The
-bound is of the graph as it is written, in exact arithmetic; an engine's own rounding of float32
-sums is not part of it.
+e <= e_in + ||clip(a) - a|| + (s / 2) sqrt(numel): a clip brings no two points further apart. Nor
+is a rounded tensor ever further than the far end of its grid, so that errors do not run away in
+deep networks. The bound is of the graph as it is written, in exact arithmetic; an engine's own
+rounding of float32 sums is not part of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from t3c.artifact.manifest import ELASTIC_DOMAIN
-from t3c.certify.norms import convolution_bound, layer_bound, matrix_bound
+from t3c.certify.norms import SLACK, convolution_bound, layer_bound, matrix_bound
 from t3c.evidence.program import (
     Executed,
     Grid,
@@ -89,8 +90,8 @@ def worst_cases(
 class Recursion:
     """Bounds on every tensor of one sample, made as the original runs.
 
-    A bound that no rule gives is infinite, with the operation that stopped it kept; a norm or a
-    softmax behind it bounds its output all the same.
+    A bound that no rule gives is infinite, with the operation that stopped it kept; a rounding, a
+    norm or a softmax behind it bounds its output all the same.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Recursion:
             stop = earlier[0] if earlier else stop
         for name, value in zip(node.output, made, strict=False):
             self.errors[name] = self._rounded(name, value, error)
-            if error == math.inf:
+            if self.errors[name] == math.inf:
                 self.stops[name] = stop
 
     def result(self, output: Tensor) -> WorstCase:
@@ -168,7 +169,7 @@ class Recursion:
     def _rounded(self, name: str, value: Tensor, error: float) -> float:
         if name not in self.program.rounded or name == self.program.output:
             return error
-        return error + _rounding(self.executed.grids[name], value)
+        return _after_rounding(self.executed.grids[name], value, error)
 
     def _layer(
         self, node: onnx.NodeProto, operands: Sequence[Operand | None], out: Tensor
@@ -204,15 +205,20 @@ class Recursion:
         outs = stage_outputs(use, layer, x.value, rounded=False)
         for index, grid in enumerate(layer.inner[use.name]):
             units = along_channels(use.kind, layer.spec, norms.units[index])
-            error = norms.stages[index + 1] * (error + _rounding(grid, outs[index], units))
+            error = norms.stages[index + 1] * _after_rounding(grid, outs[index], error, units)
         return error
 
 
-def _rounding(grid: Grid, value: Tensor, units: Tensor | None = None) -> float:
-    """How far a rounded tensor may be from one it would be at no distance from, in such units."""
+def _after_rounding(grid: Grid, value: Tensor, error: float, units: Tensor | None = None) -> float:
+    """How far a rounded tensor may be from `value`, before which it was within `error`.
+
+    Codes are finite: whatever came before, it is no further than the far end of the grid.
+    """
     weight = torch.ones((), dtype=torch.float64) if units is None else units
     clipped = float(((grid.clipped(value) - value) * weight).norm())
-    return clipped + grid.scale / 2 * float(weight.expand_as(value).norm())
+    stepped = error + clipped + grid.scale / 2 * float(weight.expand_as(value).norm())
+    furthest = torch.maximum((value - grid.low).abs(), (value - grid.high).abs())
+    return min(stepped, float((furthest * weight).norm()) * SLACK)
 
 
 def _norms(layer: Layer, kinds: set[str]) -> Norms:
