@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from t3c.evidence.certify import CertifyConfig, Slices, certify
 from t3c.evidence.drifts import program_reference, session_outputs
 from t3c.evidence.estimates import EstimateConfig, estimate, residuals_of
+from t3c.evidence.operands import Operand, Step, StoppedError
 from t3c.evidence.program import Executed, Layer, Program, executed
-from t3c.evidence.rules import RULES, Operand, Step, StoppedError
+from t3c.evidence.rules import RULES
 from t3c.evidence.worst_case import norms_of, worst_cases
 from t3c.experiments.certified import Made
 from t3c.nn.inputs import Inputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,46 +105,21 @@ def certify(
     refuse_overlap({"quantizer": runtime.artifact.manifest.calibrated_on or (), **keys})
     names = [profile.name for profile in runtime.chain]
     sessions = {name: runtime.session(name) for name in names}
-    taken = [name for name in own or () if name in MEASURES]
-    if taken:
-        raise SpecError(f"a measure of one's own cannot be called {taken[0]!r}: there is one")
-    measures: dict[str, str | Measure] = {"relative": "relative"}
-    measures |= {name: name for name in config.measures} | dict(own or {})
-    if config.flip_cap is not None or (slices.labels is not None and _has_answers(runtime)):
-        measures["flip"] = "flip"
-    scaling, scores = (
-        measure_drifts(reference, sessions, part, measures, watch)
-        for part in (slices.scaling, slices.scores)
-    )
+    measures = _measures(runtime, slices, config, own or {})
+
+    def seen(part: Samples) -> Drifts:
+        return measure_drifts(reference, sessions, part, measures, watch)
+
+    scaling, scores = seen(slices.scaling), seen(slices.scores)
     bounds = {name: _bounds(name, scaling, scores, config.delta) for name in measures}
     few = [torch.from_numpy(np.ascontiguousarray(value)) for value in slices.scaling]
     found = _Evidence(runtime, original, few, config, watch) if original else None
-    entries = tuple(
-        Certificate(
-            profile=name,
-            engine=runtime.engine.name,
-            forms=forms_key(runtime.forms[name], runtime.device.weight_bits),
-            delta=config.delta,
-            samples=len(scores.relative),
-            mean=float(scores.relative[:, index].mean()),
-            p95=float(np.quantile(scores.relative[:, index], 0.95)),
-            epsilon=float(bounds["relative"][index]),
-            measures={
-                m: Bound(float(scores.of[m][:, index].mean()), float(bounds[m][index]))
-                for m in measures
-                if m != "relative"
-            },
-            **(found.figures(name) if found else {"unavailable": missing}),
-        )
-        for index, name in enumerate(names)
-    )
+    figures = {n: found.figures(n) if found else {"unavailable": missing} for n in names}
+    entries = _entries(runtime, scores, bounds, config.delta, figures)
     held_out = None
     if slices.held_out is not None:
-        seen = measure_drifts(reference, sessions, slices.held_out, {"relative": "relative"}, watch)
-        held_out = _held_out(
-            names, seen.relative, bounds["relative"], len(scores.relative), config.delta,
-            _digest(keys["test"]),
-        )  # fmt: skip
+        test = seen(slices.held_out).relative
+        held_out = _held_out(entries, test, config.delta, _digest(keys["test"]))
     return Certification(
         engine=runtime.engine.name,
         engine_version=runtime.engine.version,
@@ -152,21 +128,60 @@ def certify(
         assumption=ASSUMPTION,
         delta=config.delta,
         data=_digest([*keys["scaling"], *keys["certificate"]]),
-        keys={name: tuple(found) for name, found in keys.items()},
+        keys={name: tuple(part) for name, part in keys.items()},
         settings=_settings(config, len(slices.scaling[0])) if found else None,
         entries=entries,
-        quantiles={
-            name: {
-                f"p{100 * q:g}": float(np.quantile(scores.relative[:, index], q)) for q in QUANTILES
-            }
-            for index, name in enumerate(names)
-        },
+        quantiles=_quantiles(scores.relative, names),
         layers={name: found.layers(name) for name in names} if found else {},
         agreement=_agreement(entries) if found else {},
         slices=_slices(slices.labels, scores, bounds["relative"], names),
         held_out=held_out,
         capped=_capped(scores, names, config),
         monitors=_monitors(runtime, slices, config, watch),
+    )
+
+
+def _measures(
+    runtime: Runtime, slices: Slices, config: CertifyConfig, own: Mapping[str, Measure]
+) -> dict[str, str | Measure]:
+    """All measures of drift that are asked for, by name."""
+    taken = [name for name in own if name in MEASURES]
+    if taken:
+        raise SpecError(f"a measure of one's own cannot be called {taken[0]!r}: there is one")
+    measures: dict[str, str | Measure] = {"relative": "relative"}
+    measures |= {name: name for name in config.measures} | dict(own)
+    classes = runtime.artifact.manifest.model.classes
+    if config.flip_cap is not None or (slices.labels is not None and classes is not None):
+        measures["flip"] = "flip"
+    return measures
+
+
+def _entries(
+    runtime: Runtime,
+    scores: Drifts,
+    bounds: Mapping[str, Array],
+    delta: float,
+    figures: Mapping[str, Mapping[str, Any]],
+) -> tuple[Certificate, ...]:
+    """The certificate of each profile."""
+    return tuple(
+        Certificate(
+            profile=name,
+            engine=runtime.engine.name,
+            forms=forms_key(runtime.forms[name], runtime.device.weight_bits),
+            delta=delta,
+            samples=len(scores.relative),
+            mean=float(scores.relative[:, index].mean()),
+            p95=float(np.quantile(scores.relative[:, index], 0.95)),
+            epsilon=float(bounds["relative"][index]),
+            measures={
+                m: Bound(float(scores.of[m][:, index].mean()), float(bounds[m][index]))
+                for m in bounds
+                if m != "relative"
+            },
+            **own,
+        )
+        for index, (name, own) in enumerate(figures.items())
     )
 
 
@@ -199,7 +214,7 @@ class _Evidence:
             few = [value[: config.worst_samples] for value in samples]
             self.worst[name] = worst_cases(program, one, norms_of(program, one), few)
 
-    def figures(self, name: str) -> dict[str, object]:
+    def figures(self, name: str) -> dict[str, Any]:
         found = self.estimates[name]
         worst = self.worst.get(name, [])
         stopped = next((case.stopped for case in worst if case.bound is None), "")
@@ -247,19 +262,27 @@ def _bounds(name: str, scaling: Drifts, scores: Drifts, delta: float) -> Array:
     return simultaneous_bounds(scaling.of[name], scores.of[name], delta)
 
 
-def _held_out(
-    names: Sequence[str], drifts: Array, bounds: Array, calibrated: int, delta: float, data: str
-) -> HeldOut:
+def _held_out(entries: Sequence[Certificate], drifts: Array, delta: float, data: str) -> HeldOut:
+    """What the bounds do on drifts (n, profiles) that they were not made of."""
+    names = [entry.profile for entry in entries]
+    bounds = np.array([entry.epsilon for entry in entries])
     inside = drifts <= bounds
     high = np.maximum(np.quantile(drifts, 0.95, axis=0), 1e-12)
     return HeldOut(
         samples=len(drifts),
         data=data,
         coverage=float(inside.all(axis=1).mean()),
-        expected=expected_coverage(len(drifts), calibrated, delta),
+        expected=expected_coverage(len(drifts), entries[0].samples, delta),
         within=dict(zip(names, inside.mean(axis=0).tolist(), strict=True)),
         ratio=dict(zip(names, (bounds / high).tolist(), strict=True)),
     )
+
+
+def _quantiles(drifts: Array, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    return {
+        name: {f"p{100 * q:g}": float(np.quantile(column, q)) for q in QUANTILES}
+        for name, column in zip(names, drifts.T, strict=True)
+    }
 
 
 def _capped(scores: Drifts, names: Sequence[str], config: CertifyConfig) -> Capped | None:
@@ -305,12 +328,6 @@ def _settings(config: CertifyConfig, samples: int) -> Settings:
         worst_samples=min(config.worst_samples, samples),
         seed=made.gains.seed,
     )  # fmt: skip
-
-
-def _has_answers(runtime: Runtime) -> bool:
-    """Whether outputs are classes to choose from."""
-    model = runtime.artifact.manifest.model
-    return model.classes is not None
 
 
 def _digest(keys: Sequence[str]) -> str:

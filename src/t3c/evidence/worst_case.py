@@ -20,6 +20,7 @@ from torch import Tensor
 
 from t3c.artifact.manifest import ELASTIC_DOMAIN
 from t3c.certify.norms import SLACK, convolution_bound, layer_bound, matrix_bound
+from t3c.evidence.operands import Operand, Origin, Step, StoppedError
 from t3c.evidence.program import (
     Executed,
     Grid,
@@ -30,7 +31,7 @@ from t3c.evidence.program import (
     apply,
     stage_outputs,
 )
-from t3c.evidence.rules import RULES, Operand, Origin, Step, StoppedError
+from t3c.evidence.rules import RULES
 from t3c.spec import Factorization, Kind, LayerSpec
 
 

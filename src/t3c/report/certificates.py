@@ -41,7 +41,7 @@ def figures_picture(rows: Sequence[Row], study: Sequence[Row]) -> str:
             {**dict.fromkeys(("epsilon", "worst_case")), "profile": "", "mean": row["drift"],
              "first_order": row["first_order"], "spectral": row["spectral"]}
             for row in study
-            if row["model"] == model
+            if row["model"] == model and row["profile"] not in {r["profile"] for r in mine}
         ]  # fmt: skip
         charts.append(_chart(f"{model} ({len(mine) + len(more)} profiles)", [*mine, *more]))
     return panels("Mean drift against each figure of its certificate", charts)
@@ -66,7 +66,7 @@ def _chart(
     x = _axis("figure, relative to the output's norm", across + up)
     y = _axis("mean drift that was seen", up)
     ends = [Point(max(x.low, y.low), max(x.low, y.low)), Point(y.high, y.high)]
-    series.append(Series("equal", "grid", ends, line=True))
+    series.append(Series("equal", "grid", ends, line=True, shape="none"))
     return name, x, y, series
 
 

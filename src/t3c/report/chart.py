@@ -23,7 +23,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind; `style` is a CSS class, `line` joins them."""
+    """Points of one kind; `style` is a CSS class, `line` joins them, shape "none" marks none."""
 
     name: str
     style: str
@@ -136,6 +136,8 @@ def _overlap(a: Box, b: Box) -> bool:
 
 
 def _mark(series: Series, h: float, v: float) -> str:
+    if series.shape == "none":
+        return ""
     if series.shape == "square":
         return (
             f'<rect class="{series.style}" x="{h - 5:.1f}" y="{v - 5:.1f}" width="10" height="10"/>'

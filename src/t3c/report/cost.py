@@ -30,7 +30,7 @@ def cost_picture(rows: Sequence[Mapping[str, Any]]) -> str:
         values = [value for r in mine for value in (r["measured"], r["predicted"])]
         x = Axis.around("measured p50, ms", values)
         ends = [Point(x.low, x.low), Point(x.high, x.high)]
-        series.append(Series("exact", "grid", ends, line=True))
+        series.append(Series("exact", "grid", ends, line=True, shape="none"))
         y = Axis("predicted p50, ms", x.low, x.high, x.ticks)
         charts.append((f"{model} ({len(mine)} held-out profiles)", x, y, series))
     return panels("What the proxy predicts of profiles it was not fitted to", charts)
