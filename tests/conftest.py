@@ -17,6 +17,8 @@ from torch import nn
 from t3c.artifact.devices import LayerTiming
 from t3c.convert import elasticize_
 from t3c.cost.work import layer_work
+from t3c.evidence.certify import CertifyConfig
+from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.runtime.calibrate import CalibrationConfig
@@ -32,6 +34,12 @@ hypothesis.settings.load_profile("t3c")
 def quick(rounds: int) -> CalibrationConfig:
     """A calibration that measures little, on a machine that may be busy."""
     return CalibrationConfig(rounds=rounds, grid=6, grid_rounds=2, busy=True, starts=False)
+
+
+# Certificates of which epsilon is all that matters.
+LIGHT = CertifyConfig(
+    estimates=EstimateConfig(samples=2, path_samples=0), worst_samples=0, monitor=False
+)
 
 
 def counted(
@@ -89,7 +97,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
         patch.setattr(sys.modules["t3c.exporter.export"], "time_layers", counted)
         exported = export(
             model, folder / "small.t3c", [digits.calibration],
-            ExportConfig(calibration=quick(30), worst_drift=2.0), image=IMAGE, classes=CLASSES,
+            ExportConfig(
+                calibration=quick(30), worst_drift=2.0,
+                certificate=CertifyConfig(estimates=EstimateConfig(samples=4), worst_samples=1),
+            ),
+            image=IMAGE, classes=CLASSES,
         )  # fmt: skip
     test, labels = (t.numpy() for t in digits.test)
     np.savez(folder / "test.npz", x=test[:100], y=labels[:100])

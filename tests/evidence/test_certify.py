@@ -134,6 +134,8 @@ def test_bad_samples_are_refused(made: Made, copied: Path, images: npt.NDArray[n
     original = made.folder / "original.onnx"
     with pytest.raises(DataError, match=r"10 samples are too few for delta=0\.05"):
         certify_artifact(copied, images[:10], original, BARE)
+    with pytest.raises(DataError, match="does not fit"):
+        certify_artifact(copied, images[:60, :, :5], original, BARE)
     with pytest.raises(DataError, match="NaN"):
         certify_artifact(copied, np.full_like(images[:60], np.nan), original, BARE)
     with pytest.raises(DataError, match="labels of shape"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import t3c
-from conftest import Made, quick
+from conftest import LIGHT, Made, quick
 from t3c.artifact.devices import LayerTiming
 from t3c.artifact.reader import Artifact
 from t3c.control.profiles import names_for
 from t3c.convert import elasticize_, state_of, units
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
-from t3c.evidence.certify import CertifyConfig
 from t3c.exporter import ExportConfig, export
 from t3c.exporter.allocate import Wanted, allocate
 from t3c.exporter.export import split
@@ -76,7 +76,7 @@ def test_forms_are_the_faster_ones(
         made.model,
         tmp_path / "a.t3c",
         [made.digits.calibration],
-        ExportConfig(calibration=quick(2), worst_drift=1.0),
+        ExportConfig(calibration=quick(2), worst_drift=1.0, certificate=LIGHT),
     )
     assert all(p.engine < 0.02 for p in exported.parity)
     runtime = t3c.load(tmp_path / "a.t3c")
@@ -101,7 +101,9 @@ def test_forms_are_the_faster_ones(
 def test_any_number_of_profiles_by_knapsack_or_template(
     made: Made, tmp_path: Path, options: dict[str, Any], most: int
 ) -> None:
-    config = ExportConfig(calibration=quick(2), worst_drift=5.0, **options)
+    config = ExportConfig(
+        calibration=quick(2), worst_drift=5.0, certificate=LIGHT, **options
+    )
     exported = export(made.model, tmp_path / "a.t3c", [made.digits.calibration], config)
     names = [p.name for p in exported.profiles]
     assert tuple(names) == names_for(len(names))
@@ -174,7 +176,7 @@ def test_linear_layers_over_tokens_and_several_inputs(tmp_path: Path) -> None:
     x, y = torch.randn(90, 12, 64), torch.randn(90, 12, 64)
     elasticize_(model, (x[:2], y[:2]))
     config = ExportConfig(
-        calibration=quick(5), worst_drift=1.0, certificate=CertifyConfig(delta=0.1)
+        calibration=quick(5), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
     )
     export(model, tmp_path / "t.t3c", [((x, y), torch.zeros(90))], config)
     rt = t3c.load(tmp_path / "t.t3c")
@@ -216,7 +218,7 @@ def test_parts_of_networks_on_the_engine_they_were_exported_for(
     model, x = Parts().eval(), torch.randn(60, 3, 12, 20)
     elasticize_(model, x[:1])
     config = ExportConfig(
-        engine=engine, calibration=quick(2), worst_drift=1.0, certificate=CertifyConfig(delta=0.1)
+        engine=engine, calibration=quick(2), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
     )
     exported = export(model, tmp_path / "p.t3c", DataLoader(TensorDataset(x), 16), config)
     assert all(p.engine < 0.02 for p in exported.parity)
@@ -233,8 +235,9 @@ def test_operations_the_reference_does_not_have_are_named_before_any_work(tmp_pa
     x = torch.randn(60, 3, 8, 8)
     elasticize_(model, x[:2])
     said: list[str] = []
+    config = ExportConfig(calibration=quick(1), certificate=LIGHT)
     with pytest.raises(ConvertError, match="the model uses ConvTranspose"):
-        export(model, tmp_path / "a.t3c", [x], ExportConfig(calibration=quick(1)), say=said.append)
+        export(model, tmp_path / "a.t3c", [x], config, say=said.append)
     assert said == ["tracing the model"]
 
 
@@ -277,6 +280,7 @@ def test_an_export_that_fails_leaves_the_artifact_that_was_there(
 
     monkeypatch.setattr(sys.modules["t3c.exporter.export"], "certify", explode)
     with pytest.raises(RuntimeError, match="out of luck"):
-        export(broken, copied, [made.digits.calibration], ExportConfig(calibration=quick(2)))
+        export(broken, copied, [made.digits.calibration], config)
     assert Artifact(copied).content == before
-    assert [p.name for p in copied.parent.iterdir()] == [copied.name]
+    assert [p.name for p in copied.parent.iterdir()] == [copied.name]    config = ExportConfig(calibration=quick(2), certificate=LIGHT)
+

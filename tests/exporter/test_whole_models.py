@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import torch
 from torch import nn
 
 import t3c
-from conftest import quick
+from conftest import LIGHT, quick
 from t3c.convert import ElasticConfig, elasticize_, state_of
-from t3c.evidence.certify import CertifyConfig
 from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import Inputs, call, select, tensors
 from t3c.quant.policy import RankTiedBits
@@ -119,7 +119,7 @@ def test_from_a_model_to_answers_on_every_engine(
         model,
         tmp_path / "m.t3c",
         [samples],
-        ExportConfig(calibration=quick(3), worst_drift=1.0, certificate=CertifyConfig(delta=0.1)),
+        ExportConfig(calibration=quick(3), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)),
     )
     assert len(exported.profiles) >= 2
     few = select(samples, slice(0, 3))

@@ -86,7 +86,8 @@ def _split(
             f"{len(keys)} samples are too few for delta={delta:g}: at least "
             f"{int(np.ceil(needed / (1 - SCALING)))} are needed"
         )
-    scaling, scores = split_unique(keys, (SCALING, 1 - SCALING), seed)
+    share = int(len(keys) * SCALING) / len(keys)
+    scaling, scores = split_unique(keys, (share, 1 - share), seed)
     return scaling, scores
 
 

@@ -244,7 +244,9 @@ def split(samples: Inputs, config: ExportConfig) -> Parts:
             f"{count} calibration samples are too few for delta={delta:g}: "
             f"at least {least} are needed"
         )
-    found = split_unique(sample_keys(arrays(samples)), (1 / 6, 1 / 6, 2 / 3), config.seed)
+    sixth = max(1, count // 6)
+    shares = [size / count for size in (sixth, sixth, count - 2 * sixth)]
+    found = split_unique(sample_keys(arrays(samples)), shares, config.seed)
     quantizer, scaling, scores = (select(samples, torch.from_numpy(part)) for part in found)
     return Parts(quantizer, scaling, scores)
 

@@ -83,7 +83,7 @@ def answer_json(runtime: Runtime, answer: Answer) -> dict[str, Any]:
         "profile": answer.profile,
         "reason": answer.reason,
         "warnings": list(answer.warnings),
-        "certificate": None if certificate is None else vars(certificate),
+        "certificate": None if certificate is None else asdict(certificate),
         "guarantee": guarantee,
         "device": runtime.device.model_dump(),
     }
