@@ -101,9 +101,7 @@ def test_forms_are_the_faster_ones(
 def test_any_number_of_profiles_by_knapsack_or_template(
     made: Made, tmp_path: Path, options: dict[str, Any], most: int
 ) -> None:
-    config = ExportConfig(
-        calibration=quick(2), worst_drift=5.0, certificate=LIGHT, **options
-    )
+    config = ExportConfig(calibration=quick(2), worst_drift=5.0, certificate=LIGHT, **options)
     exported = export(made.model, tmp_path / "a.t3c", [made.digits.calibration], config)
     names = [p.name for p in exported.profiles]
     assert tuple(names) == names_for(len(names))
@@ -279,8 +277,8 @@ def test_an_export_that_fails_leaves_the_artifact_that_was_there(
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(sys.modules["t3c.exporter.export"], "certify", explode)
+    config = ExportConfig(calibration=quick(2), certificate=LIGHT)
     with pytest.raises(RuntimeError, match="out of luck"):
         export(broken, copied, [made.digits.calibration], config)
     assert Artifact(copied).content == before
-    assert [p.name for p in copied.parent.iterdir()] == [copied.name]    config = ExportConfig(calibration=quick(2), certificate=LIGHT)
-
+    assert [p.name for p in copied.parent.iterdir()] == [copied.name]
