@@ -27,14 +27,15 @@ from t3c.experiments.certification import (
 )
 from t3c.experiments.certified import make, subjects
 from t3c.experiments.figures import Figure, finish
-from t3c.experiments.monitoring import monitor_rows, penalty_rows
+from t3c.experiments.monitoring import monitor_rows, penalty_rows, watching_row
 
 OUT = Path("out/bench-certify.json")
 WORK = Path("out/bench-certify")
 MONITORED = "resnet-56"
 Tables = dict[str, list[dict[str, Any]]]
 TABLES = (
-    "coverage", "splits", "correlation", "figures", "worst_case", "monitor", "penalty", "study",
+    "coverage", "splits", "correlation", "figures", "worst_case", "monitor", "watching", "penalty",
+    "study",
 )  # fmt: skip
 
 
@@ -73,9 +74,11 @@ def of_model(name: str) -> Tables:
         study = study_rows(made, lambda text: watch(text, 0, 1))
         worst = worst_rows(made, say)
         monitor = monitor_rows(made, say) if name == MONITORED else []
+        watching = [watching_row(made)]
     return {
         "coverage": [coverage], "splits": [split], "correlation": [correlation_row(study)],
         "figures": profile_rows(made), "worst_case": worst, "monitor": monitor, "study": study,
+        "watching": watching,
     }  # fmt: skip
 
 

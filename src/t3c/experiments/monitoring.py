@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from t3c.artifact.ledger import Certification
 from t3c.artifact.shift import ShiftModel
 from t3c.certify.drift import Array
 from t3c.certify.slices import sample_keys
 from t3c.convert import elasticize_
 from t3c.evidence.shift import seen_features
 from t3c.experiments.certified import Made
+from t3c.runtime.engines import Session
+from t3c.runtime.measured import time_sessions
 from t3c.runtime.monitor import Monitor
 from t3c.runtime.watching import watched
 from t3c.train import TrainConfig, fit
@@ -30,15 +33,9 @@ Row = dict[str, Any]
 
 def monitor_rows(made: Made, say: Say, rate: float = 1e-3) -> list[Row]:
     """False alarms on streams of the pool, and samples until shifts of it are noticed."""
-    runtime = made.runtime
-    ledger = runtime.artifact.ledger()
-    assert ledger is not None
-    found = ledger.certifications[-1]
-    name = made.names[len(made.names) // 2]
-    model = found.monitors[name]
-    thresholds = dict(zip(model.tensors, model.thresholds, strict=True))
-    graph = watched(runtime.graph(runtime.chain[name]), model.tensors, thresholds)
-    session = runtime.engine.compile(graph)
+    found = _latest(made)
+    name = _middle(made)
+    model, session = found.monitors[name], _watched(made, found, name)
     used = {key for part in ("scaling", "certificate") for key in found.keys[part]}
     images = _unused(made, used)
     usual = seen_features(session, [images.numpy()])
@@ -50,6 +47,38 @@ def monitor_rows(made: Made, say: Say, rate: float = 1e-3) -> list[Row]:
         features = seen_features(session, [moved.numpy()])
         rows.append(_delay(model, usual, features, rate, made.subject.name, kind))
     return rows
+
+
+def watching_row(made: Made, rounds: int = 300) -> Row:
+    """What a watched call takes beside one that is not, in turns."""
+    name = _middle(made)
+    sessions = {
+        "plain": made.runtime.session(name),
+        "watched": _watched(made, _latest(made), name),
+    }
+    times = time_sessions(sessions, [value[:1] for value in made.pool], rounds)
+    return {
+        "model": made.subject.name, "profile": name, "rounds": rounds,
+        "p50_ratio": times["watched"].p50 / times["plain"].p50,
+        "p90_ratio": times["watched"].p90 / times["plain"].p90,
+    }  # fmt: skip
+
+
+def _latest(made: Made) -> Certification:
+    ledger = made.runtime.artifact.ledger()
+    assert ledger is not None
+    return ledger.certifications[-1]
+
+
+def _middle(made: Made) -> str:
+    return made.names[len(made.names) // 2]
+
+
+def _watched(made: Made, found: Certification, name: str) -> Session:
+    runtime, model = made.runtime, found.monitors[name]
+    thresholds = dict(zip(model.tensors, model.thresholds, strict=True))
+    graph = watched(runtime.graph(runtime.chain[name]), model.tensors, thresholds)
+    return runtime.engine.compile(graph)
 
 
 def _unused(made: Made, used: set[str]) -> Tensor:
