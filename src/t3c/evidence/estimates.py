@@ -28,6 +28,8 @@ class EstimateConfig:
 
     `samples` are those gains and first order are averaged over; `path` are the shares of the way to
     a profile at which gains are taken again, on `path_samples` of them, with a shorter iteration.
+    `largest` makes `spectral` of the largest activations, not their RMS: what the paper falls back
+    to under shift.
     """
 
     samples: int = 16
@@ -35,6 +37,7 @@ class EstimateConfig:
     path: tuple[float, ...] = (0.5, 1.0)
     path_samples: int = 2
     path_gains: GainConfig = field(default_factory=lambda: GainConfig(probes=4, steps=1))
+    largest: bool = False
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.path_samples < 0:
@@ -95,7 +98,7 @@ def estimate(
     """The estimates of every profile at the given samples."""
     config = config or EstimateConfig()
     inputs = [value[: config.samples] for value in inputs]
-    gathered = {name: _Gathered(program.specs) for name in profiles}
+    gathered = {name: _Gathered(program.specs, config.largest) for name in profiles}
     any_profile = next(iter(profiles.values()))
     at_once = None if batched(program, any_profile, inputs) else 1
     parts = _parts(program, inputs, config.gains, at_once)
@@ -119,7 +122,8 @@ def estimate(
 class _Gathered:
     """What accumulates of one profile. Embeddings read ids, whose size is no activation."""
 
-    def __init__(self, specs: Mapping[str, LayerSpec]) -> None:
+    def __init__(self, specs: Mapping[str, LayerSpec], cautious: bool) -> None:
+        self.cautious = cautious
         self.layers = {name: LayerStatistics([], [], Activations()) for name in specs}
         self.wider_gain = dict.fromkeys(specs, 0.0)
         self.wider_rms = dict.fromkeys(specs, 0.0)
@@ -166,7 +170,8 @@ class _Gathered:
             largest[name] = float(sizes.max())
             seen = layer.activations
             p99[name] = seen.quantile(QUANTILE) if seen.count else 0.0
-            terms[name] = gains[name] * self.residuals[name] * rms[name] / scale
+            size = max(largest[name], rms[name]) if self.cautious else rms[name]
+            terms[name] = gains[name] * self.residuals[name] * size / scale
             pointwise += np.array(layer.gains) * self.residuals[name] * sizes / norms
             parts[name] = float(np.sqrt(np.mean(self.energies[name])))
         return Estimate(
