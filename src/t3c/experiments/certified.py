@@ -111,11 +111,11 @@ def _digits() -> Subject:
     return Subject("digits", model, batches, digits.train[0][:64], pool, WIDE, studied=64)
 
 
-def _resnet56(statistics: int = 512, ranges: int = 64, pool: int = 2000) -> Subject:
+def _resnet56(statistics: int = 512, ranges: int = 64, pool: int = 1500) -> Subject:
     known = cifar10("train", statistics + ranges)[0]
     batches = list(batches_of(known[:statistics], 128))
     images = cifar10("test", pool)[0]
-    return Subject("resnet-56", resnet(56), batches, known[statistics:], images, WIDE, studied=64)
+    return Subject("resnet-56", resnet(56), batches, known[statistics:], images, WIDE)
 
 
 def _resnet50(statistics: int = 32, ranges: int = 16) -> Subject:
@@ -139,10 +139,10 @@ def _minilm(statistics: int = 128, ranges: int = 64, length: int = 48) -> Subjec
 
 def _stories15m(statistics: int = 64, ranges: int = 32, length: int = 32) -> Subject:
     known = stories_tokens("train", statistics + ranges, length)
-    pool = {"input_ids": stories_tokens("valid", 1000, length)}
+    pool = {"input_ids": stories_tokens("valid", 920, length)}
     batches = [{"input_ids": part} for part in torch.split(known[:statistics], 16)]
     model = stories15m()
     return Subject(
-        "stories15m", model, batches, {"input_ids": known[statistics:]}, pool, NARROW, studied=24,
+        "stories15m", model, batches, {"input_ids": known[statistics:]}, pool, NARROW, studied=16,
         bounded=8,
     )  # fmt: skip
