@@ -38,7 +38,7 @@ def main() -> int:
 def _filled(block: re.Match[str]) -> str:
     """The block with its table anew; as it is where nothing was measured here."""
     measured = _read(block[2])
-    if not measured:
+    if not measured or not measured["tables"].get(block[3]):
         return block[0]
     columns = block[4].split()
     rows = [
