@@ -41,7 +41,7 @@ TABLES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help=f"one part: {', '.join([*subjects(), 'penalty'])}")
+    parser.add_argument("--only", choices=[*subjects(), "penalty"], help="one part")
     parser.add_argument("--resume", action="store_true", help="keep parts that are done")
     given = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)

@@ -9,18 +9,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from t3c.artifact.folder import staged
-from t3c.artifact.reader import Artifact
-from t3c.control.profiles import names_for
-from t3c.convert import ElasticConfig, elasticize_, state_of
+from t3c.convert import ElasticConfig
 from t3c.evidence.drifts import Samples, arrays
 from t3c.evidence.original import Original, beside, to_original
-from t3c.experiments.fidelity import uniform
-from t3c.exporter import content
-from t3c.exporter.allocate import Allocated
-from t3c.nn.inputs import Inputs, batches_of, evaluating, select
+from t3c.experiments.uniform import uniform_artifact
+from t3c.nn.inputs import Inputs, batches_of, select
 from t3c.runtime.runtime import Runtime
-from t3c.spec import Menu, Profile, ProfileChain
 from t3c.zoo.cifar10 import cifar10, resnet
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
 from t3c.zoo.local import imagenet_sample, resnet50
@@ -75,29 +69,10 @@ def subjects() -> dict[str, Callable[[], Subject]]:
 
 def make(subject: Subject, path: Path) -> Made:
     """An artifact of profiles at even points; forms are those of a device that was not timed."""
-    model = subject.model
-    example = select(subject.statistics[0], slice(0, 2))
-    elasticize_(model, example, ELASTIC, calibration=subject.statistics)
-    plan = state_of(model).plan
-    names = names_for(len(subject.points))
-    chain = ProfileChain(
-        tuple(
-            Profile(name, uniform(plan, share, bits).points)
-            for name, (share, bits) in zip(names, subject.points, strict=True)
-        )
+    artifact = uniform_artifact(
+        path, subject.model, subject.statistics, subject.calibration, subject.points, ELASTIC
     )
-    menus = {
-        name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
-        for name in chain.top.points
-    }
-    allocated = Allocated(menus, chain, dict.fromkeys(names, 0.0))
-    with evaluating(model), staged(path) as folder:
-        content.write(
-            folder, model, content.topology(model), allocated, subject.calibration,
-            name=subject.name, seed=0, image=None, classes=None,
-        )  # fmt: skip
-    artifact = Artifact(path)
-    original = beside(artifact, to_original(model))
+    original = beside(artifact, to_original(subject.model))
     return Made(subject, Runtime(artifact, "openvino"), original, arrays(subject.pool))
 
 

@@ -14,23 +14,19 @@ import torch
 from torch import nn
 
 from t3c.artifact.devices import DeviceTable, GridRow
-from t3c.artifact.folder import staged
 from t3c.artifact.reader import Artifact
-from t3c.control.profiles import names_for
-from t3c.convert import ElasticConfig, elasticize_, state_of
+from t3c.convert import ElasticConfig
 from t3c.cost.proxy import PROXIES, Proxy, mape, refit
 from t3c.errors import DisturbedError
-from t3c.experiments.fidelity import uniform
-from t3c.exporter import content
-from t3c.exporter.allocate import Allocated
-from t3c.nn.inputs import Inputs, batches_of, evaluating, select
+from t3c.experiments.uniform import uniform_artifact
+from t3c.nn.inputs import Inputs, batches_of, select
 from t3c.runtime.audit import Audit, audit
 from t3c.runtime.calibrate import calibrate
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.grid import vector_of
 from t3c.runtime.measured import Watch
 from t3c.runtime.runtime import load
-from t3c.spec import MAX_BITS, Menu, Profile, ProfileChain
+from t3c.spec import MAX_BITS
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
 from t3c.zoo.local import imagenet_sample, resnet50
 from t3c.zoo.text import minilm, sst2_sentences
@@ -62,24 +58,10 @@ def subjects() -> dict[str, Callable[[], Subject]]:
 
 def make_artifact(subject: Subject, path: Path) -> Artifact:
     """An artifact of profiles at even shares of rank, as far down as ranks go; not certified."""
-    model = subject.model
-    example = select(subject.statistics[0], slice(0, 2))
-    elasticize_(model, example, ELASTIC, calibration=subject.statistics)
-    plan = state_of(model).plan
-    points = {share: uniform(plan, share, MAX_BITS).points for share in SHARES}
-    names = names_for(len(SHARES))
-    chain = ProfileChain(tuple(Profile(n, points[s]) for n, s in zip(names, SHARES, strict=True)))
-    menus = {
-        name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
-        for name in chain.top.points
-    }
-    allocated = Allocated(menus, chain, dict.fromkeys(names, 0.0))
-    with evaluating(model), staged(path) as folder:
-        content.write(
-            folder, model, content.topology(model), allocated, subject.calibration,
-            name=subject.name, seed=0, image=None, classes=None,
-        )  # fmt: skip
-    return Artifact(path)
+    points = [(share, MAX_BITS) for share in SHARES]
+    return uniform_artifact(
+        path, subject.model, subject.statistics, subject.calibration, points, ELASTIC
+    )
 
 
 @dataclass(frozen=True)
