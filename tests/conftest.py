@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +16,22 @@ import torch
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
+from t3c.control.profiles import Measured, Pruned
 from t3c.convert import elasticize_
+from t3c.cost.proxy import FEATURES
 from t3c.cost.work import layer_work
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Exported, export
+from t3c.measure import latency
+from t3c.runtime import audit as auditing
+from t3c.runtime import calibrate as calibration
+from t3c.runtime import measured as layer_times
+from t3c.runtime import transfer
 from t3c.runtime.calibrate import CalibrationConfig
+from t3c.runtime.grid import work_of
+from t3c.runtime.measured import Subject
 from t3c.spec import Form, LayerPoint, LayerSpec
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
@@ -30,10 +40,14 @@ from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train
 hypothesis.settings.register_profile("t3c", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("t3c")
 
+# Networks here are small: a second thread of torch waits more than it works. Commands inherit it.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-def quick(rounds: int) -> CalibrationConfig:
+
+def quick(rounds: int, grid: int = 0) -> CalibrationConfig:
     """A calibration that measures little, on a machine that may be busy."""
-    return CalibrationConfig(rounds=rounds, grid=6, grid_rounds=2, busy=True, starts=False)
+    return CalibrationConfig(rounds=rounds, grid=grid, grid_rounds=2, busy=True, starts=False)
 
 
 # Certificates of which epsilon is all that matters.
@@ -56,6 +70,59 @@ def counted(
                 ms[form] = work.flops / 1e8 + 0.001 * work.launches
             timings.append(LayerTiming(layer=spec.name, rank=rank, ms=ms))
     return tuple(timings)
+
+
+def counted_profiles(
+    run: calibration._Run, chain: Mapping[str, Subject], grid: Mapping[str, Subject]
+) -> tuple[dict[str, latency.Blocks], dict[str, latency.Blocks]]:
+    """Times of profiles on the device of `counted`: those of their layers, and 0.1 ms besides."""
+    price = {"gflop": 10.0, "launch": 0.001, "mb": 0.0}
+    prices = [price.get(name.rpartition(".")[2], 0.1) for name in FEATURES]
+
+    def blocks(subjects: Mapping[str, Subject]) -> dict[str, latency.Blocks]:
+        return {
+            name: [[float(work_of(run.artifact, subject) @ prices)] * run.config.rounds]
+            for name, subject in subjects.items()
+        }
+
+    return blocks(chain), blocks({**chain, **grid}) if grid else {}
+
+
+def all_worth(measured: Sequence[Measured]) -> tuple[list[str], list[Pruned]]:
+    """Every candidate is worth shipping, whatever was measured of it."""
+    return [m.name for m in measured], []
+
+
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is measured with a few calls, where it is not what a test is about."""
+    for module in (auditing, calibration, transfer):
+        monkeypatch.setattr(module, "paced", lambda calls, rounds: rounds)
+    monkeypatch.setattr(latency, "warm_up", lambda call, **_: call())
+    monkeypatch.setattr(layer_times, "ROUNDS", 3)
+
+
+# The same for a process of its own: put before what it runs.
+BRIEFLY = """
+from t3c.measure import latency
+from t3c.runtime import calibrate, measured
+calibrate.paced = lambda calls, rounds: rounds
+latency.warm_up = lambda call, **_: call()
+measured.ROUNDS = 3
+"""
+
+
+@pytest.fixture
+def known_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports in which time follows from the work, and which ship all they may."""
+    supply_times(monkeypatch)
+
+
+def supply_times(patch: pytest.MonkeyPatch) -> None:
+    exporter = sys.modules["t3c.exporter.export"]
+    patch.setattr(exporter, "time_layers", counted)
+    patch.setattr(exporter, "prune", all_worth)
+    patch.setattr(calibration._Run, "measure", counted_profiles)
 
 
 @dataclass(frozen=True)
@@ -94,11 +161,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
     write_original(model, folder / "original.onnx")
     fit(model, digits.loader(32), TrainConfig(steps=20))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["t3c.exporter.export"], "time_layers", counted)
+        supply_times(patch)
         exported = export(
             model, folder / "small.t3c", [digits.calibration],
             ExportConfig(
-                calibration=quick(30), worst_drift=2.0,
+                calibration=quick(30, grid=9), worst_drift=2.0,
                 certificate=CertifyConfig(estimates=EstimateConfig(samples=4), worst_samples=1),
             ),
             image=IMAGE, classes=CLASSES,

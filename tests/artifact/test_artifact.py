@@ -16,14 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conftest import Made, quick
-from t3c.artifact import folder
-from t3c.artifact.folder import MANIFEST, recover, staged, write_atomic
+from t3c import files
+from t3c.artifact.folder import MANIFEST, recover, staged
 from t3c.artifact.manifest import CONTENT, DENSE, FACTORS, GRAPH, LayerEntry
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import StageCodes, layer_bytes, pack_layer, read_layer
 from t3c.artifact.writer import header_bytes
 from t3c.errors import ArtifactError, CorruptError, T3CError, VersionError
 from t3c.exporter import ExportConfig, export
+from t3c.files import write_atomic
 from t3c.nn import elastic_weights
 from t3c.spec import Factorization, Kind, LayerPoint, LayerSpec
 
@@ -222,11 +223,11 @@ def test_the_only_whole_copy_is_never_swept(tmp_path: Path) -> None:
     final = tmp_path / "a.t3c"
     with staged(final) as staging:
         fill(staging, "old")
-    final.rename(folder._beside(final, "previous"))
+    final.rename(files.beside(final, "previous"))
     final.mkdir()
     with pytest.raises(ArtifactError, match="is not an artifact"), staged(final):
         pass
-    assert (folder._beside(final, "previous") / MANIFEST).read_text() == "old"
+    assert (files.beside(final, "previous") / MANIFEST).read_text() == "old"
 
 
 def fill(path: Path, text: str) -> None:
@@ -258,14 +259,14 @@ def test_a_crash_between_the_renames_is_recovered(tmp_path: Path) -> None:
     final = tmp_path / "a.t3c"
     with staged(final) as staging:
         fill(staging, "old")
-    final.rename(folder._beside(final, "previous"))
+    final.rename(files.beside(final, "previous"))
     recover(final)
     assert (final / MANIFEST).read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.t3c"]
 
 
 def test_file_systems_that_cannot_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "_swap", lambda a, b: False)
+    monkeypatch.setattr(files, "_swap", lambda a, b: False)
     final = tmp_path / "a.t3c"
     for text in ("old", "new"):
         with staged(final) as staging:

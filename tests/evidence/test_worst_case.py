@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -296,11 +297,16 @@ def test_networks_that_look_like_others_are_bounded_too(network: type[nn.Module]
     assert all(drift <= bound for drift, bound in bounded(network(), inputs))
 
 
+@cache
+def two_layers() -> Made:
+    torch.manual_seed(0)
+    layers = (nn.Linear(32, 32, bias=False) for _ in range(2))
+    return artifact_of(nn.Sequential(*layers), torch.randn(80, 32))
+
+
 def linear_pair(first: float, second: float, change: float) -> tuple[Made, Executed]:
     """z = W2 W1 x with multiples of the identity, each changed by another; weights made up."""
-    torch.manual_seed(0)
-    made = artifact_of(nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(2))),
-                       torch.randn(80, 32))  # fmt: skip
+    made = two_layers()
     found = between(made, made.names[-1])
     eye = torch.eye(32, dtype=torch.float64)
     layers = {

@@ -10,21 +10,42 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx import ModelProto
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import t3c
 from conftest import LIGHT, Made, quick
 from t3c.artifact.devices import LayerTiming
+from t3c.artifact.graph import Traced
 from t3c.artifact.reader import Artifact
 from t3c.control.profiles import names_for
 from t3c.convert import elasticize_, state_of, units
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
+from t3c.evidence.original import to_original
 from t3c.exporter import ExportConfig, export
 from t3c.exporter.allocate import Wanted, allocate
+from t3c.exporter.content import topology
 from t3c.exporter.export import split
+from t3c.nn.inputs import evaluating
 from t3c.runtime.engines import ENGINES
 from t3c.spec import Form, ImageSpec, LayerPoint, LayerSpec
+
+pytestmark = pytest.mark.usefixtures("briefly")
+EXPORTER = sys.modules["t3c.exporter.export"]
+
+
+@pytest.fixture(scope="module")
+def traces(made: Made) -> tuple[Traced, ModelProto]:
+    with evaluating(made.model):
+        return topology(made.model), to_original(made.model)
+
+
+@pytest.fixture
+def traced(traces: tuple[Traced, ModelProto], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that export the model that was made again: it is not traced again."""
+    monkeypatch.setattr(EXPORTER.content, "topology", lambda model: copy.deepcopy(traces[0]))
+    monkeypatch.setattr(EXPORTER, "to_original", lambda model: copy.deepcopy(traces[1]))
 
 
 def test_every_profile_was_measured_and_certified(made: Made) -> None:
@@ -38,10 +59,12 @@ def test_every_profile_was_measured_and_certified(made: Made) -> None:
     assert proxy.held_out >= 1
     assert exported.table.energy.startswith("unavailable: ") or exported.table.energy_mj
     p50 = [latency.p50 for latency in exported.table.profiles.values()]
+    assert p50 == sorted(p50)
     assert min(p50) > 0
     assert all(p.reason for p in exported.pruned)
 
 
+@pytest.mark.usefixtures("known_device", "traced")
 @pytest.mark.parametrize("fast", list(Form))
 def test_forms_are_the_faster_ones(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: Form
@@ -71,12 +94,12 @@ def test_forms_are_the_faster_ones(
             for rank in ranks
         )
 
-    monkeypatch.setattr(sys.modules["t3c.exporter.export"], "time_layers", timed)
+    monkeypatch.setattr(EXPORTER, "time_layers", timed)
     exported = export(
         made.model,
         tmp_path / "a.t3c",
-        [made.digits.calibration],
-        ExportConfig(calibration=quick(2), worst_drift=1.0, certificate=LIGHT),
+        [made.digits.calibration[0][:120]],
+        ExportConfig(profiles=3, calibration=quick(2), worst_drift=1.0, certificate=LIGHT),
     )
     assert all(p.engine < 0.02 for p in exported.parity)
     runtime = t3c.load(tmp_path / "a.t3c")
@@ -90,6 +113,7 @@ def test_forms_are_the_faster_ones(
     assert set(low) == {fast}
 
 
+@pytest.mark.usefixtures("known_device", "traced")
 @pytest.mark.parametrize(
     ("options", "most"),
     [
@@ -102,10 +126,10 @@ def test_any_number_of_profiles_by_knapsack_or_template(
     made: Made, tmp_path: Path, options: dict[str, Any], most: int
 ) -> None:
     config = ExportConfig(calibration=quick(2), worst_drift=5.0, certificate=LIGHT, **options)
-    exported = export(made.model, tmp_path / "a.t3c", [made.digits.calibration], config)
+    exported = export(made.model, tmp_path / "a.t3c", [made.digits.calibration[0][:120]], config)
     names = [p.name for p in exported.profiles]
     assert tuple(names) == names_for(len(names))
-    assert 1 <= len(names) <= most
+    assert len(names) == most
     top = exported.profiles.top
     plan = state_of(made.model).plan
     assert dict(top.points) == {p.spec.name: LayerPoint(p.ranks[-1], 8) for p in plan.layers}
@@ -174,7 +198,7 @@ def test_linear_layers_over_tokens_and_several_inputs(tmp_path: Path) -> None:
     x, y = torch.randn(90, 12, 64), torch.randn(90, 12, 64)
     elasticize_(model, (x[:2], y[:2]))
     config = ExportConfig(
-        calibration=quick(5), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
+        profiles=2, calibration=quick(3), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
     )
     export(model, tmp_path / "t.t3c", [((x, y), torch.zeros(90))], config)
     rt = t3c.load(tmp_path / "t.t3c")
@@ -216,14 +240,19 @@ def test_parts_of_networks_on_the_engine_they_were_exported_for(
     model, x = Parts().eval(), torch.randn(60, 3, 12, 20)
     elasticize_(model, x[:1])
     config = ExportConfig(
-        engine=engine, calibration=quick(2), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
+        engine=engine,
+        threads=1,
+        profiles=3,
+        calibration=quick(3, grid=3),
+        worst_drift=1.0,
+        certificate=replace(LIGHT, delta=0.1),
     )
     exported = export(model, tmp_path / "p.t3c", DataLoader(TensorDataset(x), 16), config)
     assert all(p.engine < 0.02 for p in exported.parity)
-    rt = t3c.load(tmp_path / "p.t3c", engine)
+    rt = t3c.load(tmp_path / "p.t3c", engine, 1)
     assert len(rt.certificates) == len(exported.profiles)
     original = state_of(model).original(x[:4])["logits"].detach().numpy()
-    others = [t3c.load(tmp_path / "p.t3c", name)(x[:4].numpy()) for name in sorted(ENGINES)]
+    others = [t3c.load(tmp_path / "p.t3c", name, 1)(x[:4].numpy()) for name in sorted(ENGINES)]
     for output in (rt(x[:4].numpy()), *others):
         assert np.linalg.norm(output - original) < 0.1 * np.linalg.norm(original)
 
@@ -239,6 +268,7 @@ def test_operations_the_reference_does_not_have_are_named_before_any_work(tmp_pa
     assert said == ["tracing the model"]
 
 
+@pytest.mark.usefixtures("traced")
 def test_exports_that_cannot_be(made: Made, tmp_path: Path) -> None:
     path = tmp_path / "a.t3c"
     digits = made.digits
@@ -267,6 +297,7 @@ def test_exports_that_cannot_be(made: Made, tmp_path: Path) -> None:
             ExportConfig(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("known_device", "traced")
 def test_an_export_that_fails_leaves_the_artifact_that_was_there(
     made: Made, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +307,7 @@ def test_an_export_that_fails_leaves_the_artifact_that_was_there(
     def explode(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(sys.modules["t3c.exporter.export"], "certify", explode)
+    monkeypatch.setattr(EXPORTER, "certify", explode)
     config = ExportConfig(calibration=quick(2), certificate=LIGHT)
     with pytest.raises(RuntimeError, match="out of luck"):
         export(broken, copied, [made.digits.calibration], config)

@@ -25,7 +25,7 @@ from t3c.runtime.starts import time_start
 from t3c.runtime.transfer import calibrate_quickly, nearest, transfer_error, transferred
 from t3c.spec import Budget, Factorization, Form, Kind, Latency, LayerPoint, LayerSpec
 
-SMALL = replace(quick(4), grid=9, grid_rounds=2)
+SMALL = quick(4, grid=9)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,7 @@ def test_mixtures_are_new_stored_and_go_from_small_to_large(artifact: Artifact) 
     assert np.mean(ranks[:third]) < np.mean(ranks[-third:])
 
 
+@pytest.mark.usefixtures("briefly")
 def test_a_stopped_calibration_goes_on_where_it_was(
     made: Made, artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ def test_predictions_of_a_transfer_are_the_proxys(artifact: Artifact, table: Dev
         assert latency.p50 == pytest.approx(guess), name
 
 
+@pytest.mark.usefixtures("briefly")
 def test_three_points_need_a_donor_and_say_what_they_are(
     copied: Path, artifact: Artifact, table: DeviceTable
 ) -> None:

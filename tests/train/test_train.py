@@ -15,8 +15,8 @@ from t3c.errors import ConvertError, DataError, SpecError, TrainError
 from t3c.nn import at, elastic_weights
 from t3c.nn.inputs import Inputs
 from t3c.spec import LayerPoint, Profile
-from t3c.train import TrainConfig, fit, objective
-from t3c.train.loop import sample_profile
+from t3c.train import TrainConfig, fit, losses, objective
+from t3c.train.sampling import sample_profile
 from t3c.zoo.digits import Digits
 
 
@@ -77,7 +77,7 @@ def test_each_term_moves_what_it_should(model: nn.Module, digits: Digits) -> Non
     gains = {n for n, _ in model.named_parameters() if "gains" in n}
     stages = {n for n, _ in model.named_parameters() if ".stages." in n}
     dense = {n for n, _ in model.named_parameters() if n.endswith(".dense")}
-    task = moved(objective.task(model(x), y))
+    task = moved(losses.classification(model(x), y))
     assert dense <= task
     assert not (gains | stages) & task
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_each_term_moves_what_it_should(model: nn.Module, digits: Digits) -> Non
     assert distilled & stages == mine
     assert distilled & dense == {f"{n}.elastic.dense" for n in weights.keys() - factored}
     assert gains & distilled
-    cost = moved(objective.budget(weights, profile.points))
+    cost = moved(objective.tail(weights, profile.points))
     assert cost == mine
 
 
@@ -101,7 +101,7 @@ def test_the_budget_term_falls_with_rank(model: nn.Module) -> None:
     def term(index: int) -> float:
         ranks = {p.spec.name: p.ranks[min(index, len(p.ranks) - 1)] for p in plans}
         points = {name: LayerPoint(rank, 8) for name, rank in ranks.items()}
-        return float(objective.budget(weights, points))
+        return float(objective.tail(weights, points))
 
     values = [term(index) for index in range(4)]
     assert values == sorted(values, reverse=True)

@@ -32,7 +32,7 @@ def _has_cifar10() -> bool:
 
 
 needs_weights = pytest.mark.skipif(not os.environ.get("T3C_DATA"), reason="T3C_DATA is not set")
-needs_images = pytest.mark.skipif(not _has_cifar10(), reason="make data-cifar10 has not run")
+needs_images = pytest.mark.skipif(not _has_cifar10(), reason="t3c data get cifar10 has not run")
 
 
 def pixels(part: str) -> np.ndarray:
@@ -138,10 +138,12 @@ def test_where_it_is_looked_for(
     assert zoo.cifar10_folder() == root / "cifar10"
     monkeypatch.delenv("T3C_DATA")
     monkeypatch.setenv("T3C_CIFAR10", "nowhere")
-    with pytest.raises(DataError, match="nowhere is no folder: run `make data-cifar10`"):
+    with pytest.raises(DataError, match="nowhere is no folder: run `t3c data get cifar10`"):
         zoo.cifar10("test")
     monkeypatch.delenv("T3C_CIFAR10")
-    with pytest.raises(DataError, match="out/data/cifar10 is no folder: run `make data-cifar10`"):
+    with pytest.raises(
+        DataError, match="out/data/cifar10 is no folder: run `t3c data get cifar10`"
+    ):
         zoo.cifar10("test")
     (root / "out/data/cifar10").mkdir(parents=True)
     assert zoo.cifar10_folder() == Path("out/data/cifar10")

@@ -122,7 +122,9 @@ def _has_all() -> bool:
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not _has_all(), reason="T3C_DATA is not set or make data-cifar10 has not run")
+@pytest.mark.skipif(
+    not _has_all(), reason="T3C_DATA is not set or t3c data get cifar10 has not run"
+)
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_strengths_are_moderate(name: str) -> None:
     images, labels = zoo.cifar10("test", 400)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from t3c.artifact.folder import write_atomic
 from t3c.artifact.ledger import Certification
 from t3c.artifact.reader import Artifact
+from t3c.files import write_atomic
 
 MOST_LAYERS = 5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from onnx import NodeProto
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +17,7 @@ SCHEMA_VERSION = 1
 ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
 GRAPH, FACTORS, DENSE = "graph.onnx", "factors.safetensors", "dense.safetensors"
 CONTENT = (GRAPH, FACTORS, DENSE)
+CONTROLLER = "controller/"  # what the names of a controller's tensors begin with
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 
@@ -66,6 +67,25 @@ class ProfileEntry(Record):
     size_bytes: int = Field(gt=0)
 
 
+class UnitEntry(Record):
+    """What shares a point under a controller, and the chain of points it may take."""
+
+    name: str
+    points: tuple[LayerPoint, ...]
+
+
+class ControllerEntry(Record):
+    """A controller, whose tensors are in dense.safetensors: what it decides on, and the shipped
+    profiles as points of its units with their shares of latency, size and energy."""
+
+    units: tuple[UnitEntry, ...]
+    devices: tuple[str, ...]
+    summarized: tuple[str, ...]
+    token: Literal["tuple", "scalar"]
+    profiles: dict[str, dict[str, LayerPoint]]
+    shares: dict[str, tuple[float | None, float | None, float | None]]
+
+
 class FileEntry(Record):
     """One content file."""
 
@@ -86,6 +106,8 @@ class Manifest(Record):
     calibrated_on: tuple[str, ...] | None = Field(
         default=None, description="hashes of the samples that set activation ranges"
     )
+
+    controller: ControllerEntry | None = None
 
     @property
     def specs(self) -> dict[str, LayerSpec]:
@@ -177,6 +199,9 @@ def _check(manifest: Manifest) -> None:
         rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, layer.bits))
         if not rising or any(not 0 < rank < layer.spec.full_rank for rank in layer.ranks):
             raise SpecError(f"{layer.spec.name}: ranks and bits must rise, ranks below full rank")
+    names = [profile.name for profile in manifest.profiles]
+    if manifest.controller is not None and list(manifest.controller.profiles) != names:
+        raise SpecError("the controller does not have the artifact's profiles")
     for profile in manifest.chain:
         if profile.points.keys() != specs.keys():
             raise SpecError(f"profile {profile.name!r} does not name every layer")

@@ -14,10 +14,11 @@ from google.protobuf.message import DecodeError
 from safetensors import SafetensorError, safe_open
 
 from t3c.artifact.devices import DeviceTable
-from t3c.artifact.folder import MANIFEST, locked, recover, write_atomic
+from t3c.artifact.folder import MANIFEST, recover
 from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.manifest import (
     CONTENT,
+    CONTROLLER,
     DENSE,
     FACTORS,
     GRAPH,
@@ -28,7 +29,11 @@ from t3c.artifact.manifest import (
     read_plain,
 )
 from t3c.artifact.store import Floats, read_layer
-from t3c.errors import ArtifactError, CorruptError
+from t3c.control.policy import Policy
+from t3c.control.proposed import Controlled
+from t3c.control.token import About
+from t3c.errors import ArtifactError, CorruptError, SpecError
+from t3c.files import locked, write_atomic
 from t3c.spec import LayerPoint
 
 LEDGER, DEVICES = "ledger.json", "devices"
@@ -83,6 +88,21 @@ class Artifact:
             raise CorruptError(f"{self.path / DENSE}: {key} does not hold {len(names)} ranges")
         known = np.flatnonzero(np.isfinite(values).all(axis=1))
         return {names[i]: (float(values[i, 0]), float(values[i, 1])) for i in known}
+
+    def controller(self) -> Controlled | None:
+        """The controller, if the artifact carries one."""
+        entry = self.manifest.controller
+        if entry is None:
+            return None
+        names = [n for n in self._dense.keys() if n.startswith(CONTROLLER)]  # noqa: SIM118
+        tensors = {n.removeprefix(CONTROLLER): self._dense.get_tensor(n) for n in names}
+        try:
+            units = {unit.name: unit.points for unit in entry.units}
+            about = About(units, entry.devices, entry.summarized, entry.token)
+            policy = Policy.from_tensors(tensors, about)
+            return Controlled(policy, entry.profiles, entry.shares)
+        except SpecError as error:
+            raise CorruptError(f"{self.path / DENSE}: the controller: {error}") from error
 
     def ledger(self) -> Ledger | None:
         """The certificates, if the artifact was certified."""

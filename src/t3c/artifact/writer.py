@@ -11,13 +11,14 @@ import onnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from t3c.artifact.folder import MANIFEST, writing
+from t3c.artifact.folder import MANIFEST
 from t3c.artifact.manifest import (
     CONTENT,
     DENSE,
     FACTORS,
     GRAPH,
     SCHEMA_VERSION,
+    ControllerEntry,
     FileEntry,
     LayerEntry,
     Manifest,
@@ -28,6 +29,7 @@ from t3c.artifact.manifest import (
 from t3c.artifact.reader import sha256_file
 from t3c.artifact.store import Tensors, layer_bytes
 from t3c.errors import ArtifactError
+from t3c.files import writing
 from t3c.spec import ProfileChain
 
 
@@ -43,6 +45,7 @@ def write_content(
     seeds: dict[str, int],
     version: str,
     calibrated_on: tuple[str, ...] | None = None,
+    controller: ControllerEntry | None = None,
 ) -> Manifest:
     """Write graph, factors, dense tensors and, last, the manifest that holds their hashes."""
     with writing(folder):
@@ -69,6 +72,7 @@ def write_content(
         return Manifest(
             schema_version=SCHEMA_VERSION, t3c_version=version, model=model, layers=layers,
             profiles=entries, seeds=seeds, files=files, calibrated_on=calibrated_on,
+            controller=controller,
         )  # fmt: skip
 
     # The manifest counts itself, until its length settles.

@@ -83,6 +83,25 @@ class SpectralPenalty:
         bound: Tensor = (reach.factors * torch.stack(norms)).sum()
         return bound
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is kept from call to call, for a checkpoint."""
+        kept = {"random": self._random.get_state()}
+        if self._reach is not None:
+            kept |= {name: getattr(self._reach, name) for name in ("gains", "sizes", "output")}
+        return kept | {f"vector {rank} {name}": v for (name, rank), v in self._vectors.items()}
+
+    def restore_(self, kept: Mapping[str, Tensor]) -> None:
+        """Go on from what `tensors` gave."""
+        self._random.set_state(kept["random"])
+        if "gains" in kept:
+            self._reach = Reach(kept["gains"], kept["sizes"], kept["output"])
+        self._vectors = {}
+        for key, vector in kept.items():
+            word, _, rest = key.partition(" ")
+            if word == "vector":
+                rank, _, name = rest.partition(" ")
+                self._vectors[name, int(rank)] = vector
+
     def _norm(self, key: tuple[str, int], change: Tensor) -> Tensor:
         """The spectral norm of a change (out, rest), as u^T change v with constant u and v."""
         steps, right = WARM_STEPS, self._vectors.get(key)

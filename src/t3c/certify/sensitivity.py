@@ -96,13 +96,17 @@ def layer_sensitivities(
 def _run(
     model: nn.Module, sample: Inputs
 ) -> tuple[list[tuple[ElasticLayer, Tensor, Tensor]], Tensor]:
-    """Every run of an elastic layer with its input and output, and the model's output, flat."""
+    """Every run of an elastic layer with its input, zeros on its output, and the model's, flat."""
     taken: list[tuple[ElasticLayer, Tensor, Tensor]] = []
 
-    def hook(layer: nn.Module, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+    def hook(layer: nn.Module, args: Any, kwargs: dict[str, Any], out: Tensor) -> Tensor:
         assert isinstance(layer, ElasticLayer)
         into = args[0] if args else kwargs["input"]
-        taken.append((layer, into.detach(), out))
+        # Adjoints are taken at zeros added to the output: frozen weights give it no gradient, and
+        # an activation that works in place would change it.
+        offset = torch.zeros_like(out, requires_grad=True)
+        taken.append((layer, into.detach(), offset))
+        return out + offset
 
     layers = elastic_layers(model).values()
     handles = [layer.register_forward_hook(hook, with_kwargs=True) for layer in layers]

@@ -8,11 +8,13 @@ import sys
 
 import typer
 
-from t3c.cli import artifacts, certify, convert, demo, devices
+from t3c.cli import artifacts, certify, convert, data, demo, devices, train
 from t3c.cli.app import app, fail
 from t3c.errors import T3CError
 
-__all__ = ["app", "artifacts", "certify", "convert", "demo", "devices", "main"]
+__all__ = [
+    "app", "artifacts", "certify", "convert", "data", "demo", "devices", "main", "train",
+]  # fmt: skip
 
 
 def main() -> None:

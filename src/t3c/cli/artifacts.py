@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from t3c.artifact.folder import write_atomic
 from t3c.artifact.reader import Artifact
 from t3c.cli.app import (
     ArtifactArg,
@@ -22,6 +21,7 @@ from t3c.cli.app import (
     print_json,
 )
 from t3c.errors import DataError
+from t3c.files import write_atomic
 from t3c.report.terminal import answer_json, cell, explain_choice, print_variants, summarize
 from t3c.runtime.reading import read_input
 from t3c.runtime.runtime import load

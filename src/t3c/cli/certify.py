@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from t3c.artifact.folder import write_atomic
 from t3c.artifact.ledger import Certification
 from t3c.artifact.manifest import ModelEntry
 from t3c.artifact.reader import LEDGER, Artifact
@@ -25,6 +24,7 @@ from t3c.cli.app import (
     watcher,
 )
 from t3c.errors import DataError
+from t3c.files import write_atomic
 from t3c.report.terminal import cell, certification_json
 from t3c.runtime.reading import read_samples
 

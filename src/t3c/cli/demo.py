@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from t3c.artifact.folder import write_atomic
 from t3c.artifact.reader import Artifact
 from t3c.cli.app import JsonOpt, app, need, out_console, print_json, progress, watcher
 from t3c.cli.artifacts import write_report
+from t3c.files import write_atomic
 from t3c.report.terminal import print_variants
 
 

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, explain_forms
-from t3c.artifact.folder import locked
 from t3c.artifact.merge import merge, read_table
 from t3c.artifact.reader import DEVICES, Artifact
 from t3c.cli.app import (
@@ -27,6 +26,7 @@ from t3c.cli.app import (
     watcher,
 )
 from t3c.errors import DataError
+from t3c.files import locked
 from t3c.report.terminal import print_conditions, print_table, table_json
 from t3c.runtime.audit import ROUNDS, Audit
 from t3c.runtime.audit import audit as run_audit

@@ -51,6 +51,15 @@ def allocations(chains: Mapping[str, Sequence[Option]]) -> list[Allocation]:
     return path
 
 
+def allocation(taken: Mapping[str, Option]) -> Allocation:
+    """One option of each unit, summed up."""
+    return Allocation(
+        {unit: option.point for unit, option in taken.items()},
+        math.fsum(option.cost for option in taken.values()),
+        math.fsum(option.squared_drift for option in taken.values()),
+    )
+
+
 def _hull(options: Sequence[Option]) -> list[Option]:
     """The lower convex hull of a chain, whose steps get less steep from one to the next."""
     hull: list[Option] = []

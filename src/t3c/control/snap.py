@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from t3c.control.knapsack import Allocation
+from t3c.control.knapsack import Allocation, allocation
 from t3c.control.menu import Option
 from t3c.errors import SpecError
 from t3c.spec import LayerPoint, Menu
@@ -62,15 +62,15 @@ def snap(
     for profile, wish in enumerate(wishes):
         for unit in sorted(chains):
             options = chains[unit]
-            nearest = _nearest(options, wish[unit], beta)
-            taken[unit], reason = _settle(options, nearest, taken[unit], limits[unit])
+            near = nearest(options, wish[unit], beta)
+            taken[unit], reason = _settle(options, near, taken[unit], limits[unit])
             if reason:
                 notes.append(Snap(profile, unit, wish[unit], options[taken[unit]].point, reason))
-        found.append(_allocation({unit: chains[unit][index] for unit, index in taken.items()}))
+        found.append(allocation({unit: chains[unit][index] for unit, index in taken.items()}))
     return Snapped(tuple(found), tuple(notes))
 
 
-def _nearest(options: Sequence[Option], wish: Wish, beta: float) -> int:
+def nearest(options: Sequence[Option], wish: Wish, beta: float) -> int:
     """Which option minimises |k - k^| / k_top + beta |q - q^| / q_top; of equals the largest."""
     top = options[-1].point
     # Exact, so that ties are ties and a larger wish never finds a smaller point.
@@ -109,14 +109,6 @@ def _drift(option: Option) -> float:
 
 def _text(point: LayerPoint) -> str:
     return f"rank {point.rank} at {point.bits} bits"
-
-
-def _allocation(options: Mapping[str, Option]) -> Allocation:
-    return Allocation(
-        {unit: option.point for unit, option in options.items()},
-        math.fsum(option.cost for option in options.values()),
-        math.fsum(option.squared_drift for option in options.values()),
-    )
 
 
 def _check(

@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from t3c.artifact.folder import write_atomic
 from t3c.artifact.graph import Floats, original_onnx, topology, weight_name
 from t3c.artifact.reader import Artifact
 from t3c.convert import state_of
 from t3c.errors import ConvertError, DataError
+from t3c.files import write_atomic
 from t3c.nn.view import elastic_weights
 
 LIMIT = 2**31 - 1  # bytes that one protobuf message can hold

@@ -17,9 +17,18 @@ from t3c.exporter import export
 from t3c.runtime.runtime import load
 from t3c.spec import Budget, Certificate
 from t3c.train import TrainConfig, fit
-from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
+from t3c.zoo.digits import (
+    CLASSES,
+    EPOCHS,
+    IMAGE,
+    SEED,
+    Digits,
+    DigitsNet,
+    load_digits,
+    train_digits,
+)  # fmt: skip
 
-EPOCHS, STEPS, SEED = 6, 200, 3407
+STEPS = 200
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from t3c.artifact.folder import write_atomic
+from t3c.files import write_atomic
 from t3c.runtime.measured import cpu_name
 
 Row = Mapping[str, Any]

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
+import numpy as np
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import EXACT_OUTPUTS, layer_sensitivities
-from t3c.control.knapsack import allocations
+from t3c.control.greedy import greedy, uniform
+from t3c.control.knapsack import Allocation, allocation, allocations
 from t3c.control.menu import Option, chain, dropped
+from t3c.control.options import (
+    Shares,
+    chain_shares,
+    layer_profile,
+    unit_options,
+    unit_shares,
+)  # fmt: skip
+from t3c.control.policy import Policy
 from t3c.control.profiles import spread
+from t3c.control.proposed import Controlled
 from t3c.control.snap import Wish, snap
+from t3c.control.token import Token
 from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
 from t3c.exporter.proposals import template_wishes
 from t3c.nn.inputs import Inputs, select
 from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
+from t3c.train.controller import train_controller
+from t3c.train.policy_net import ControllerConfig
+from t3c.train.terrain import Terrain
 
 SAMPLES, ADJOINT_BYTES = 32, 4 << 30
+Proposals = Literal["knapsack", "template", "greedy", "uniform", "controller"]
+PROPOSALS: tuple[str, ...] = get_args(Proposals)
+DEVICE = "measured"
+BUDGETS = 400  # levels that a controller is asked for the allocations between
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What profiles to propose: `count` of them, by the knapsack or by a template.
+    """What profiles to propose: `count` of them, by one of PROPOSALS.
 
     `worst_drift` bounds the drift of the knapsack's smallest; `layer_drift`, if given, that of
     every unit of layers; `tie` says what shares a point.
@@ -35,9 +55,10 @@ class Wanted:
     count: int
     worst_drift: float
     size_weight: float
-    proposals: Literal["knapsack", "template"] = "knapsack"
+    proposals: Proposals = "knapsack"
     tie: Literal["block", "stage"] = "block"
     layer_drift: float | None = None
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
 
 
 @dataclass(frozen=True)
@@ -53,12 +74,18 @@ class Allocated:
     drifts: Mapping[str, float]
     notes: tuple[str, ...] = ()
     dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    control: Controlled | None = None
 
     def renamed(self, names: Mapping[str, str]) -> Allocated:
         """The profiles that have a new name, under it; the others are dropped."""
         kept = [Profile(names[p.name], p.points) for p in self.profiles if p.name in names]
         drifts = {names[name]: drift for name, drift in self.drifts.items() if name in names}
-        return replace(self, profiles=ProfileChain(tuple(kept)), drifts=drifts)
+        control = self.control
+        if control is not None:
+            points = {names[n]: p for n, p in control.profiles.items() if n in names}
+            shares = {names[n]: s for n, s in control.shares.items() if n in names}
+            control = Controlled(control.policy, points, shares)
+        return replace(self, profiles=ProfileChain(tuple(kept)), drifts=drifts, control=control)
 
 
 def affordable(plans: Sequence[LayerPlan]) -> int:
@@ -80,36 +107,29 @@ def allocate(
     Cost is a share of the all-dense, all-8-bit model: of its summed layer time, and with
     `size_weight` of its bytes.
     """
-    best = {(t.layer, t.rank): min(t.ms.values()) for t in timings}
-    specs = {p.spec.name: p.spec for p in plans}
-    tops = {p.spec.name: LayerPoint(p.ranks[-1], p.bits[-1]) for p in plans}
-    full_ms = sum(specs[name].runs * best[name, top.rank] for name, top in tops.items())
-    full_bytes = sum(stored_bytes(specs[name], top) for name, top in tops.items())
-    sensitivities = layer_sensitivities(model, select(samples, slice(0, affordable(plans))))
-    drift: dict[tuple[str, LayerPoint], float] = {}
-
-    def option(unit: Unit, point: LayerPoint) -> Option:
-        cost = squared = 0.0
-        for name, mine in unit.layer_points(point).items():
-            time = specs[name].runs * best[name, mine.rank] / full_ms
-            size = stored_bytes(specs[name], mine) / full_bytes
-            cost += (1 - wanted.size_weight) * time + wanted.size_weight * size
-            if (name, mine) not in drift:
-                drift[name, mine] = sensitivities[name].squared_drift(mine)
-            squared += drift[name, mine]
-        return Option(point, cost, squared)
-
     shared = {unit.name: unit for unit in units(plans, wanted.tie)}
-    offered = {n: [option(u, point) for point in u.points()] for n, u in shared.items()}
+    sensitivities = layer_sensitivities(model, select(samples, slice(0, affordable(plans))))
+    shares = measured_shares(plans, timings)
+    offered = unit_options(
+        shared,
+        shares,
+        lambda name, point: sensitivities[name].squared_drift(point),
+        wanted.size_weight,
+    )
     chains = {name: chain(options) for name, options in offered.items()}
-    snapped = snap(propose(shared, chains, wanted), chains, tolerance=wanted.layer_drift)
+    policy = None
+    if wanted.proposals == "controller":
+        terrain = Terrain(chains, chain_shares(shared, chains, shares))
+        policy = train_controller({DEVICE: terrain}, wanted.controller).to_policy()
+    wishes = propose(shared, chains, wanted, policy)
+    snapped = snap(wishes, chains, tolerance=wanted.layer_drift)
     # Proposals that snap to the same points are one.
     different = {tuple(sorted(a.points.items(), key=_name)): a for a in snapped.allocations}
     named = {f"candidate{i + 1}": a for i, a in enumerate(different.values())}
-    profiles = ProfileChain(tuple(Profile(name, a.points) for name, a in named.items()))
+    profiles = tuple(layer_profile(shared, a.points, name) for name, a in named.items())
     return Allocated(
         _menus(shared, chains),
-        _by_layer(shared, profiles),
+        ProfileChain(profiles),
         {name: a.drift for name, a in named.items()},
         tuple(
             f"{note.unit}: {_shares(shared[note.unit], f'{_text(note.point)}: {note.reason}')}"
@@ -122,17 +142,65 @@ def allocate(
             }
             for name, unit in shared.items()
         },
+        None if policy is None else _controlled(policy, shared, named, shares),
     )
 
 
+def measured_shares(plans: Sequence[LayerPlan], timings: Sequence[LayerTiming]) -> Shares:
+    """Time by the fastest form and stored bytes, as shares of the all-dense, all-8-bit model."""
+    best = {(t.layer, t.rank): min(t.ms.values()) for t in timings}
+    specs = {p.spec.name: p.spec for p in plans}
+    tops = {p.spec.name: LayerPoint(p.ranks[-1], p.bits[-1]) for p in plans}
+    full_ms = sum(specs[name].runs * best[name, top.rank] for name, top in tops.items())
+    full_bytes = sum(stored_bytes(specs[name], top) for name, top in tops.items())
+
+    def shares(name: str, point: LayerPoint) -> tuple[float, float, float]:
+        spec = specs[name]
+        time = spec.runs * best[name, point.rank] / full_ms
+        return time, stored_bytes(spec, point) / full_bytes, math.nan
+
+    return shares
+
+
 def propose(
-    shared: Mapping[str, Unit], chains: Mapping[str, Sequence[Option]], wanted: Wanted
+    shared: Mapping[str, Unit],
+    chains: Mapping[str, Sequence[Option]],
+    wanted: Wanted,
+    policy: Policy | None = None,
 ) -> list[dict[str, Wish]]:
     """What is asked of each unit, for budgets from the smallest to the largest."""
     if wanted.proposals == "template":
         return template_wishes(list(shared.values()), wanted.count)
-    path = spread(allocations(chains), wanted.worst_drift, wanted.count)
+    if policy is not None:
+        path = decided(policy, chains)
+    else:
+        path = {"knapsack": allocations, "greedy": greedy, "uniform": uniform}[wanted.proposals](
+            chains
+        )
+    path = spread(path, wanted.worst_drift, wanted.count)
     return [{n: Wish(p.rank, p.bits) for n, p in step.points.items()} for step in path]
+
+
+def decided(policy: Policy, chains: Mapping[str, Sequence[Option]]) -> list[Allocation]:
+    """The nested allocations a policy decides on as one budget for every resource grows."""
+    found: dict[tuple[int, ...], Allocation] = {}
+    for level in np.linspace(0, 1, BUDGETS):
+        indices = policy.indices(Token(float(level), float(level), float(level)))
+        taken = {unit: chains[unit][index] for unit, index in indices.items()}
+        found[tuple(indices.values())] = allocation(taken)
+    return list(found.values())
+
+
+def _controlled(
+    policy: Policy, units: Mapping[str, Unit], named: Mapping[str, Allocation], shares: Shares
+) -> Controlled:
+    """The policy over the candidates, with what they take of each resource that is known."""
+    taken: dict[str, tuple[float | None, float | None, float | None]] = {}
+    for name, chosen in named.items():
+        rows = [unit_shares(units[unit], point, shares) for unit, point in chosen.points.items()]
+        latency, size, energy = (math.fsum(column) for column in zip(*rows, strict=True))
+        taken[name] = (latency, size, None if math.isnan(energy) else energy)
+    return Controlled(policy, {name: a.points for name, a in named.items()}, taken)
 
 
 def _text(point: LayerPoint) -> str:
@@ -160,14 +228,3 @@ def _menus(shared: Mapping[str, Unit], chains: Mapping[str, Sequence[Option]]) -
         for layer in along[0]:
             menus[layer] = Menu(tuple(dict.fromkeys(points[layer] for points in along)))
     return menus
-
-
-def _by_layer(shared: Mapping[str, Unit], chain: ProfileChain) -> ProfileChain:
-    """Profiles of units as profiles of layers."""
-    profiles = []
-    for profile in chain:
-        points: dict[str, LayerPoint] = {}
-        for name, point in profile.points.items():
-            points |= shared[name].layer_points(point)
-        profiles.append(Profile(profile.name, points))
-    return ProfileChain(tuple(profiles))

@@ -13,10 +13,13 @@ from torch import nn
 
 from t3c.artifact.graph import Traced, trace
 from t3c.artifact.manifest import (
+    CONTROLLER,
     ELASTIC_DOMAIN,
+    ControllerEntry,
     LayerEntry,
     ModelEntry,
     TensorEntry,
+    UnitEntry,
     elastic_layer,
 )
 from t3c.artifact.reader import Artifact
@@ -89,12 +92,16 @@ def write(
         image=image,
     )
     dense: dict[str, npt.NDArray[np.generic]] = dict(traced.dense)
+    if allocated.control is not None:
+        arrays = allocated.control.policy.tensors()
+        dense |= {f"{CONTROLLER}{tensor}": value for tensor, value in arrays.items()}
 
     def put() -> Artifact:
         write_content(
             folder, model=about, layers=entries, profiles=allocated.profiles, graph=traced.model,
             factors=factors, dense=dense, seeds={"export": seed}, version=__version__,
             calibrated_on=tuple(sample_keys([value.numpy() for value in tensors(samples)])),
+            controller=controller_entry(allocated),
         )  # fmt: skip
         return Artifact(folder)
 
@@ -109,6 +116,20 @@ def write(
             found = [ranges.get(tensor, nothing) for tensor in quantized]
             dense[f"ranges/{profile.name}"] = np.array(found, np.float32).reshape(-1, 2)
     return put()
+
+
+def controller_entry(allocated: Allocated) -> ControllerEntry | None:
+    """What the manifest says of the controller that proposed the profiles."""
+    control = allocated.control
+    if control is None:
+        return None
+    about, names = control.policy.about, [profile.name for profile in allocated.profiles]
+    return ControllerEntry(
+        units=tuple(UnitEntry(name=n, points=points) for n, points in about.units.items()),
+        devices=about.devices, summarized=about.summarized, token=about.token,
+        profiles={name: dict(control.profiles[name]) for name in names},
+        shares={name: control.shares[name] for name in names},
+    )  # fmt: skip
 
 
 def _points(profile: Profile) -> tuple[tuple[str, LayerPoint], ...]:

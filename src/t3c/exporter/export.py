@@ -27,7 +27,7 @@ from t3c.evidence.certify import CertifyConfig, Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
 from t3c.evidence.original import beside, to_original
 from t3c.exporter import content
-from t3c.exporter.allocate import Allocated, Wanted, allocate
+from t3c.exporter.allocate import PROPOSALS, Allocated, Proposals, Wanted, allocate
 from t3c.exporter.parity import Parity, check_parity
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
@@ -37,6 +37,7 @@ from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.measured import Watch, time_layers
 from t3c.runtime.runtime import Runtime
 from t3c.spec import ImageSpec, ProfileChain
+from t3c.train.policy_net import ControllerConfig
 
 PARITY_SAMPLES = 16
 
@@ -48,7 +49,9 @@ class ExportConfig:
     `profiles` is how many to ship; fewer are where fewer are worth it. `worst_drift` is where the
     smallest profile starts: the first-order drift from the trained full view, relative to the
     output, that is still of use. `size_weight` is what bytes count for against time when layer
-    points are allocated. `proposals` come from the `knapsack` or a `template`; `tie` is whether
+    points are allocated. `proposals` come from the `knapsack`, a `template`, a `greedy` walk, the
+    same level for all (`uniform`), or a `controller` trained on what was measured, which the
+    artifact then carries; `tie` is whether
     layers share a point within an attention `block` or wherever a `stage` repeats them;
     `layer_drift` caps the first-order drift of each. `calibration` says how much is measured,
     `certificate` what is certified.
@@ -59,9 +62,10 @@ class ExportConfig:
     profiles: int = 5
     worst_drift: float = 0.15
     size_weight: float = 0.5
-    proposals: Literal["knapsack", "template"] = "knapsack"
+    proposals: Proposals = "knapsack"
     tie: Literal["block", "stage"] = "block"
     layer_drift: float | None = None
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
     calibration: CalibrationConfig = field(default_factory=lambda: CalibrationConfig(busy=True))
     certificate: CertifyConfig = field(default_factory=CertifyConfig)
     seed: int = 3407
@@ -73,8 +77,9 @@ class ExportConfig:
             raise SpecError(f"size_weight must be in [0, 1), got {self.size_weight:g}")
         if self.profiles < 1:
             raise SpecError(f"profiles must be at least 1, got {self.profiles}")
-        if self.proposals not in ("knapsack", "template"):
-            raise SpecError(f"proposals are 'knapsack' or 'template', got {self.proposals!r}")
+        if self.proposals not in PROPOSALS:
+            known = ", ".join(PROPOSALS)
+            raise SpecError(f"proposals are one of {known}, got {self.proposals!r}")
         if self.tie not in ("block", "stage"):
             raise SpecError(f"tie is 'block' or 'stage', got {self.tie!r}")
         if self.layer_drift is not None and not self.layer_drift > 0:
@@ -146,7 +151,7 @@ def export(
         say("allocating ranks and bits")
         wanted = Wanted(
             2 * config.profiles - 1, config.worst_drift, config.size_weight, config.proposals,
-            config.tie, config.layer_drift,
+            config.tie, config.layer_drift, config.controller,
         )  # fmt: skip
         candidates = allocate(model, parts.quantizer, state.plan.layers, timings, wanted)
         say("packing weights, observing activation ranges")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,15 @@ def select(inputs: Inputs, index: Any) -> Inputs:
     return tuple(value[index] for value in inputs)
 
 
+def join(parts: Sequence[Inputs]) -> Inputs:
+    """The samples of several inputs of one form, one after the other."""
+    first = parts[0]
+    columns = [torch.cat(column) for column in zip(*map(tensors, parts), strict=True)]
+    if isinstance(first, Tensor):
+        return columns[0]
+    return dict(zip(first, columns, strict=True)) if isinstance(first, Mapping) else tuple(columns)
+
+
 def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
     """(inputs, target) of a loader's batch, which is `inputs` or a pair `(inputs, target)`."""
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
@@ -62,6 +71,7 @@ def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
     return _as_inputs(batch), None
 
 
+@torch.no_grad()
 def gather(batches: Iterable[Any]) -> Inputs:
     """All inputs of a loader, concatenated along the batch."""
     if isinstance(batches, Tensor | Mapping):
@@ -72,10 +82,7 @@ def gather(batches: Iterable[Any]) -> Inputs:
     first = parts[0]
     for part in parts[1:]:
         check_like(part, first, "a batch")
-    columns = [torch.cat(column).detach() for column in zip(*map(tensors, parts), strict=True)]
-    if isinstance(first, Tensor):
-        return columns[0]
-    return dict(zip(first, columns, strict=True)) if isinstance(first, Mapping) else tuple(columns)
+    return join(parts)
 
 
 def check_like(inputs: Inputs, example: Inputs, what: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from t3c.artifact.folder import write_atomic, writing
+from t3c.files import write_atomic, writing
 
 
 class Journal:

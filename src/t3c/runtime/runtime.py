@@ -19,6 +19,7 @@ from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.artifact.shift import ShiftModel
+from t3c.control.policy import summarize
 from t3c.errors import DataError, SpecError
 from t3c.runtime.calibrate import subject_of
 from t3c.runtime.engines import Session, open_engine
@@ -91,6 +92,7 @@ class Runtime:
         certified = self._find_certificates(ledger)
         self.certificates = {name: certificate for name, (certificate, _) in certified.items()}
         self.candidates = [self._candidate(p) for p in self.chain]
+        self.controller = artifact.controller()
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
         self._last = threading.local()
@@ -128,7 +130,7 @@ class Runtime:
             raise SpecError(f"a budget is a t3c.Budget, got {type(budget).__name__}")
         if profile is not None and budget is not None:
             raise SpecError("name a budget or a profile, not both")
-        choice = self.choose(budget) if profile is None else self._named(profile)
+        choice = self.choose(budget, arrays[0]) if profile is None else self._named(profile)
         output, shift = self._run(choice.profile, arrays)
         warnings = choice.warnings if shift is None else (*choice.warnings, shift.message)
         if self.note and budget is not None and budget.latency_ms is not None:
@@ -144,9 +146,21 @@ class Runtime:
             self.on_shift(shift)
         return answer
 
-    def choose(self, budget: Budget | None) -> Choice:
-        """The profile for a budget, without running it."""
-        return select(self.candidates, budget or Budget())
+    def choose(self, budget: Budget | None, inputs: Array | None = None) -> Choice:
+        """The profile for a budget, without running it.
+
+        A controller that looks at inputs takes them into account where they are given.
+        """
+        budget = budget or Budget()
+        if self.controller is None or not budget.limited:
+            return select(self.candidates, budget)
+        seen = inputs is not None and self.controller.policy.about.summarized
+        proposal = self.controller.propose(
+            (budget.latency_ms, budget.size_mb, budget.energy_mj),
+            [(c.latency_ms(budget.quantile), c.size_mb, c.energy_mj) for c in self.candidates],
+            summarize(inputs) if seen and inputs is not None else None,
+        )
+        return select(self.candidates, budget, proposal)
 
     def session(self, profile: str) -> Session:
         """The compiled graph of a profile, made when first asked for."""

@@ -62,8 +62,11 @@ class Choice:
     warnings: tuple[str, ...] = ()
 
 
-def select(candidates: Sequence[Candidate], budget: Budget) -> Choice:
+def select(candidates: Sequence[Candidate], budget: Budget, proposal: str | None = None) -> Choice:
     """With limits, the least drift that meets them; with a cap alone, the fastest within it.
+
+    A controller's `proposal` within the limits is taken if it is no larger than that; so the
+    choice is the smaller of two that each grow with the budget, and grows with it too.
 
     Among budgets that limit a resource, more of it is never worse: the candidates that meet a
     looser budget include those that meet a tighter one, and drift falls along the chain; where
@@ -79,6 +82,11 @@ def select(candidates: Sequence[Candidate], budget: Budget) -> Choice:
         warning = f"no profile meets the limits{missing}: {smallest.profile}, the smallest, serves"
         return Choice(smallest.profile, "nothing meets the limits", (warning,))
     best = _least_drift(met)
+    names = [candidate.profile for candidate in candidates]
+    wanted = next((c for c in met if c.profile == proposal), None)
+    if wanted is not None and names.index(wanted.profile) < names.index(best.profile):
+        reason = "the controller's proposal, which is within the limits"
+        return Choice(wanted.profile, reason, _cap_warnings(wanted, budget))
     reason = f"the least drift of {len(met)} profiles within the limits"
     return Choice(best.profile, reason, _cap_warnings(best, budget))
 
@@ -87,6 +95,7 @@ def explain(candidates: Sequence[Candidate], budget: Budget, chosen: str) -> dic
     """Why each profile was or was not chosen."""
     told = {}
     met = {c.profile for c in candidates if c.meets(budget)}
+    names = [candidate.profile for candidate in candidates]
     for candidate in candidates:
         if candidate.profile == chosen:
             told[chosen] = "chosen"
@@ -96,7 +105,9 @@ def explain(candidates: Sequence[Candidate], budget: Budget, chosen: str) -> dic
         if over or capped:
             told[candidate.profile] = "; ".join([*over, *capped])
         elif chosen in met and budget.limited:
-            told[candidate.profile] = f"within the limits, but {chosen} is larger and drifts less"
+            larger = names.index(chosen) > names.index(candidate.profile)
+            why = f"{chosen} is larger and drifts less" if larger else f"{chosen} was proposed"
+            told[candidate.profile] = f"within the limits, but {why}"
         else:
             told[candidate.profile] = f"{chosen} is preferred"
     return told

@@ -1,89 +1,44 @@
-"""One readable loop: every step trains the full view and one sampled profile."""
+"""One readable loop: every step trains one sampled profile, and now and then the full view."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from t3c.certify.penalty import PENALTIES
-from t3c.convert import LayerPlan, state_of, units
-from t3c.errors import DataError, SpecError, TrainError
-from t3c.nn.inputs import Inputs, call, evaluating, split_batch
-from t3c.nn.masks import temperature_at
-from t3c.nn.view import at, elastic_weights, sort_
-from t3c.nn.weight import Relaxation
-from t3c.spec import LayerPoint, Profile
-from t3c.train import objective
-
-TERMS = ("task", "anchor", "distill", "certificate", "budget", "spectral", "gap")
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How long and how hard to train, and what each term of the objective weighs.
-
-    `task` is the labels on the full view, `anchor` holds the full view at the original, `distill`
-    draws the sampled profile to it, `certificate` lowers the drift its certificate predicts,
-    `budget` pulls energy into the ranks the profile pays for, `spectral` keeps factors orthogonal
-    and `gap` their strengths apart; a term that weighs nothing is not computed. The task weighs
-    little: the original is trained already, and what moves the full view away from it is drift at
-    every profile. `masks` relaxes hard ranks to Gumbel-Top-k masks of falling temperature, and
-    rounding to stochastic rounding; ranks are put in order of their strength when it is done.
-
-    The certificate is the first-order drift of the profile or the paper's bound by spectral norms,
-    `certificate_kind`. It is taken every `certificate_every` steps on the first
-    `certificate_samples` of the batch, with as many times its gradient, so that its mean pull is
-    that of every step; steps in between carry on the last value in the history and have no pull.
-    """
-
-    steps: int = 2000
-    learning_rate: float = 1e-3
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    task: float = 0.1
-    anchor: float = 3.0
-    distill: float = 1.0
-    certificate: float = 0.0
-    certificate_kind: Literal["first_order", "spectral"] = "first_order"
-    certificate_every: int = 10
-    certificate_samples: int = 4
-    budget: float = 0.1
-    spectral: float = 0.0
-    gap: float = 0.0
-    masks: bool = False
-    clip_norm: float = 1.0
-    seed: int = 3407
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise SpecError(f"steps must be at least 1, got {self.steps}")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise SpecError(f"learning_rate must be positive, got {self.learning_rate:g}")
-        weights = {name: getattr(self, name) for name in TERMS}
-        if not all(0 <= w < math.inf for w in weights.values()) or not any(weights.values()):
-            raise SpecError(f"terms weigh at least 0 and not all nothing, got {weights}")
-        if not 0 <= self.warmup < 1:
-            raise SpecError(f"warmup must be in [0, 1), got {self.warmup:g}")
-        if self.certificate_kind not in PENALTIES:
-            known = ", ".join(PENALTIES)
-            raise SpecError(f"certificate_kind is one of {known}, got {self.certificate_kind!r}")
-        for name in ("certificate_every", "certificate_samples"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
+from t3c.certify.penalty import SpectralPenalty
+from t3c.convert import state_of
+from t3c.errors import TrainError
+from t3c.nn.inputs import Inputs, evaluating
+from t3c.nn.view import sort_
+from t3c.spec import ImageSpec, Profile, ProfileChain
+from t3c.train.augment import Augmentation
+from t3c.train.checkpoint import alone
+from t3c.train.config import TERMS, TrainConfig
+from t3c.train.diagnose import bad_gradient, culprit
+from t3c.train.losses import Loss, loss_of
+from t3c.train.policy_net import Controller
+from t3c.train.processes import Processes
+from t3c.train.record import Recorder
+from t3c.train.run import Keep, Run
+from t3c.train.schedules import coefficient, learning_rate_share
+from t3c.train.terms import NetworkTerms
+from t3c.train.validate import shown, validate
 
 
 @dataclass(frozen=True)
 class History:
-    """Every term of the objective, step by step."""
+    """Every term of the objective step by step, the validations, and the profiles aimed at."""
 
     terms: Mapping[str, tuple[float, ...]]
+    validation: Mapping[int, Mapping[str, float]]
+    profiles: ProfileChain
+    controller: Controller | None = field(default=None, compare=False, repr=False)
 
     @property
     def steps(self) -> int:
@@ -98,115 +53,105 @@ def fit(
     batches: Iterable[Any],
     config: TrainConfig | None = None,
     *,
+    loss: Loss | None = None,
+    validation: Iterable[Any] | None = None,
+    image: ImageSpec | None = None,
+    keep: Keep | None = None,
     on_step: OnStep | None = None,
 ) -> History:
     """Train an elastic model in place so that it is good at every profile.
 
     `batches` yields (inputs, target) and is gone through again as often as needed. The teacher is
-    the original, since drift is measured from it; norms and dropout stay in evaluation mode.
+    the original, since drift is measured from it; norms and dropout stay in evaluation mode. The
+    task is the loss that `config` names, or a `loss(outputs, target)` of one's own; `validation`
+    is measured at tiny, med and max on the way; `image` says how pictures are normalised, which
+    augmentations need. With `keep` the run leaves a record and can be taken up again.
     """
     config = config or TrainConfig()
-    state = state_of(model)
-    rng = np.random.default_rng(config.seed)
-    torch.manual_seed(config.seed)
-    generator = torch.Generator().manual_seed(config.seed)
-    weights = elastic_weights(model)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=config.learning_rate, weight_decay=config.weight_decay
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _ramp(step, config))
-    certificate = _certificate(config)
-    history: dict[str, list[float]] = {term: [] for term in TERMS}
-    with evaluating(model):
-        for step, (inputs, target) in enumerate(_forever(batches, config.steps)):
-            profile = sample_profile(state.plan.layers, rng)
-            relaxation = _relaxation(step, config, generator)
-            with torch.no_grad():
-                teacher = call(state.original, inputs)
-            with at(model, None):
-                full = call(model, inputs)
-            with at(model, profile, relaxation):
-                compressed = call(model, inputs)
-            makers: dict[str, Callable[[], Tensor]] = {
-                "task": partial(objective.task, full, target),
-                "anchor": partial(objective.distill, full, teacher),
-                "distill": partial(objective.distill, compressed, teacher),
-                "certificate": partial(
-                    certificate, step, model, state.original, profile, inputs, relaxation
-                ),
-                "budget": partial(objective.budget, weights, profile.points),
-                "spectral": partial(objective.spectral, weights),
-                "gap": partial(objective.gap, weights),
-            }
-            terms = {name: makers[name]() for name in TERMS if getattr(config, name)}
-            loss = torch.stack([getattr(config, n) * term for n, term in terms.items()]).sum()
-            values = {n: float(terms[n].detach()) if n in terms else 0.0 for n in TERMS}
-            if not math.isfinite(float(loss.detach())):
-                raise TrainError(f"step {step}: the loss is not finite: {values}")
-            optimizer.zero_grad(set_to_none=True)
-            if loss.requires_grad:  # a certificate alone has no pull between its steps
-                loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(parameters, config.clip_norm)
-            optimizer.step()
-            schedule.step()
+    state_of(model)  # not elastic: say so before anything is written
+    processes = Processes()
+    task = loss or loss_of(config.loss, config.label_smoothing)
+    augmentation = Augmentation(config.augmentations, image)
+    folder = keep.folder if keep is not None and processes.main else None
+    with evaluating(model), ExitStack() as stack:
+        if folder is not None:
+            stack.enter_context(alone(folder))
+        run = Run(model, batches, config, keep)
+        network = NetworkTerms(model, task, config, augmentation, processes, run.last())
+        if isinstance(network.penalty, SpectralPenalty) and run.extra:
+            network.penalty.restore_(run.extra)
+        recorder = stack.enter_context(Recorder(folder))
+        recorder.rewind(run.start)
+        if folder is not None:
+            run.write_manifest()
+        for step in range(run.start, config.steps):
+            inputs, target = run.next()
+            profile = run.profile(step)
+            terms = network(step, inputs, target, profile)
+            if run.policy is not None:
+                distance = processes.mean({"distill": _value(terms.get("distill"))})
+                terms |= run.policy.terms(step, distance["distill"])
+            values = _descend(run, processes, step, terms, profile, inputs)
             for name, value in values.items():
-                history[name].append(value)
+                run.terms[name].append(value)
+            recorder.log(step, "train", values | {"learning_rate": run.rate(step)})
             if on_step is not None:
                 on_step(step, values)
+            if validation is not None and _due(step, config.validation_steps, config):
+                classes = config.outputs == "classes"
+                found = validate(model, shown(run.profiles), validation, task, classes=classes)
+                run.validation[step] = found
+                recorder.log(step, "validation", found)
+            if folder is not None and _due(step, config.checkpoint_steps, config):
+                run.save(step + 1, network.penalty)
+        if folder is not None:
+            run.write_manifest()  # again: now all its data was seen
+        processes.wait()
         if config.masks:
             sort_(model)
-    return History({name: tuple(values) for name, values in history.items()})
+    return History(
+        {name: tuple(values) for name, values in run.terms.items()},
+        run.validation,
+        run.profiles,
+        None if run.policy is None else run.policy.controller,
+    )
 
 
-def sample_profile(plans: Sequence[LayerPlan], rng: np.random.Generator) -> Profile:
-    """A profile around a level of rank and a level of bits, each from Beta(0.75, 0.75) (B.2)."""
-
-    def pick(choices: Sequence[int], level: float) -> int:
-        index = level * (len(choices) - 1) + rng.uniform(-0.75, 0.75)
-        return choices[int(np.clip(round(index), 0, len(choices) - 1))]
-
-    rank_level, bit_level = rng.beta(0.75, 0.75, size=2)
-    points: dict[str, LayerPoint] = {}
-    for unit in units(plans):
-        ranks, bits = ({getattr(p, axis) for p in unit.points()} for axis in ("rank", "bits"))
-        point = LayerPoint(pick(sorted(ranks), rank_level), pick(sorted(bits), bit_level))
-        points |= unit.layer_points(point)
-    return Profile("sampled", points)
-
-
-def _certificate(config: TrainConfig) -> objective.Certificate:
-    penalty = PENALTIES[config.certificate_kind](config.seed)
-    return objective.Certificate(penalty, config.certificate_every, config.certificate_samples)
-
-
-def _relaxation(step: int, config: TrainConfig, noise: torch.Generator) -> Relaxation | None:
-    """Masks of a temperature that falls by half in every third of the run (paper E.2)."""
-    if not config.masks:
-        return None
-    return Relaxation(temperature_at(step, max(1, config.steps // 3)), noise)
-
-
-def _ramp(step: int, config: TrainConfig) -> float:
-    """Linear warm-up, then a cosine to zero."""
-    warm = max(1, round(config.warmup * config.steps))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm)))
+def _descend(
+    run: Run,
+    processes: Processes,
+    step: int,
+    terms: Mapping[str, Tensor],
+    profile: Profile,
+    inputs: Inputs,
+) -> dict[str, float]:
+    """One step down the weighted sum of the terms; their values, the same in all processes."""
+    config, optimizer = run.config, run.optimizer
+    loss = torch.stack([coefficient(n, step, config) * term for n, term in terms.items()]).sum()
+    values = processes.mean({n: _value(terms.get(n)) for n in TERMS})
+    if not math.isfinite(_value(loss) + sum(values.values())):
+        told = ", ".join(f"{name} {value:.3g}" for name, value in values.items() if value)
+        where = culprit(run.model, profile, inputs)
+        raise TrainError(f"step {step}: the loss is not finite: {where} ({told})")
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * learning_rate_share(step, config)
+    optimizer.zero_grad(set_to_none=True)
+    if loss.requires_grad:  # a certificate alone has no pull between its steps
+        loss.backward()  # type: ignore[no-untyped-call]
+    for group in optimizer.param_groups:
+        processes.average_(group["params"])
+        norm = nn.utils.clip_grad_norm_(group["params"], config.clip_norm)
+        if not bool(norm.isfinite()):
+            name = bad_gradient(run.trained)
+            raise TrainError(f"step {step}: the gradient of {name!r} is not finite")
+    optimizer.step()
+    return values
 
 
-def _forever(batches: Iterable[Any], steps: int) -> Iterator[tuple[Inputs, Tensor]]:
-    """(inputs, target) pairs, going through `batches` again until `steps` are done."""
-    done = 0
-    while done < steps:
-        before = done
-        for batch in batches:
-            inputs, target = split_batch(batch)
-            if target is None:
-                raise DataError("training needs batches of (inputs, target)")
-            yield inputs, target
-            done += 1
-            if done == steps:
-                return
-        if done == before:
-            raise DataError("the training data is empty")
+def _due(step: int, every: int, config: TrainConfig) -> bool:
+    """Every so many steps, and after the last."""
+    return (step + 1) % every == 0 or step + 1 == config.steps
+
+
+def _value(term: Tensor | None) -> float:
+    return 0.0 if term is None else float(term.detach())

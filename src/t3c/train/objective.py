@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,35 +19,59 @@ from t3c.nn.weight import ElasticWeight, Relaxation
 from t3c.spec import Form, LayerPoint, Profile
 
 
-def task(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of the full view; classes on the last axis."""
-    return F.cross_entropy(logits.flatten(0, -2), target.flatten())
-
-
-def distill(student: Tensor, teacher: Tensor) -> Tensor:
+def distill(
+    student: Tensor, teacher: Tensor, outputs: str = "classes", softening: float = 1.0
+) -> Tensor:
     """KL(teacher || student), plus the relative drift ||z' - z|| / ||z||, both a mean over samples.
 
     KL alone is blind to shifts of the logits that softmax does not see. The drift is not squared:
-    views that are close already, the full one above all, keep being pulled closer.
+    views that are close already, the full one above all, keep being pulled closer. Outputs that
+    are "values", no logits of classes, have the drift alone.
     """
-    log_p, log_q = (F.log_softmax(z.flatten(0, -2), dim=-1) for z in (teacher, student))
-    kl = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
     change, size = (z.flatten(1).norm(dim=1) for z in (student - teacher, teacher))
     drift: Tensor = (change / size.clamp_min(1e-12)).mean()
-    return kl + drift
+    if outputs == "values":
+        return drift
+    scaled = (z.flatten(0, -2) / softening for z in (teacher, student))
+    log_p, log_q = (F.log_softmax(z, dim=-1) for z in scaled)
+    kl = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
+    return softening**2 * kl + drift
+
+
+class Rarely:
+    """A term taken every `every` steps, with as many times its gradient; else its last value.
+
+    The value is always the plain term, without a gradient on the steps in between. So the mean
+    gradient does not depend on `every`; what clips or normalizes single steps still damps a rare,
+    large gradient more than a steady one.
+    """
+
+    def __init__(self, every: int, last: float = 0.0) -> None:
+        self.every = every
+        self._last = torch.tensor(last)
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def __call__(self, step: int, make: Callable[[], Tensor]) -> Tensor:
+        if not self.due(step):
+            return self._last
+        value = make()
+        self._last = value.detach()
+        return self._last + self.every * (value - self._last)
 
 
 class Certificate:
-    """A drift penalty on the first `samples` of every `every`-th batch; in between, its last value.
+    """A drift penalty on the first `samples` of every `every`-th batch.
 
-    The value is always the plain penalty, without a gradient on the steps in between and with
-    `every` times its gradient on the others. So the mean gradient does not depend on `every`; what
-    clips or normalizes single steps still damps a rare, large gradient more than a steady one.
+    Drift up to `tolerance` costs nothing: max(0, drift - tolerance) (paper eq. loss).
     """
 
-    def __init__(self, penalty: Penalty, every: int, samples: int) -> None:
-        self.penalty, self.every, self.samples = penalty, every, samples
-        self._last = torch.zeros(())
+    def __init__(
+        self, penalty: Penalty, every: int, samples: int, tolerance: float = 0.0, last: float = 0.0
+    ) -> None:
+        self.penalty, self.samples, self.tolerance = penalty, samples, tolerance
+        self._rarely = Rarely(every, last)
 
     def __call__(
         self,
@@ -58,16 +82,16 @@ class Certificate:
         inputs: Inputs,
         relaxation: Relaxation | None = None,
     ) -> Tensor:
-        if step % self.every:
-            return self._last
-        few = select(inputs, slice(self.samples))
-        with at(model, profile, relaxation):
-            drift = self.penalty(model, original, profile, few)
-        self._last = drift.detach()
-        return self._last + self.every * (drift - self._last)
+        def over() -> Tensor:
+            few = select(inputs, slice(self.samples))
+            with at(model, profile, relaxation):
+                drift = self.penalty(model, original, profile, few)
+            return (drift - self.tolerance).clamp_min(0)
+
+        return self._rarely(step, over)
 
 
-def budget(weights: Mapping[str, ElasticWeight], points: Mapping[str, LayerPoint]) -> Tensor:
+def tail(weights: Mapping[str, ElasticWeight], points: Mapping[str, LayerPoint]) -> Tensor:
     """The share of each weight's energy that its ranks leave out, weighted by its FLOPs.
 
     A hard rank has no gradient; what it leaves out has. The term pulls the leading ranks to the

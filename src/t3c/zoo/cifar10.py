@@ -115,16 +115,25 @@ def cifar10(part: Part, count: int | None = None) -> tuple[Tensor, Tensor]:
 
 
 def cifar10_folder() -> Path:
-    """Where CIFAR-10 is: in T3C_DATA, in T3C_CIFAR10, or where `make data-cifar10` puts it."""
+    """Where CIFAR-10 is: in T3C_DATA, in T3C_CIFAR10, or where `t3c data get cifar10` puts it."""
     root, named = os.environ.get("T3C_DATA"), os.environ.get("T3C_CIFAR10")
     if root and (Path(root) / "cifar10").is_dir():
         return Path(root) / "cifar10"
     folder = Path(named) if named else FETCHED
     if not folder.is_dir():
         raise DataError(
-            f"CIFAR-10 is not in T3C_DATA, and {folder} is no folder: run `make data-cifar10`"
+            f"CIFAR-10 is not in T3C_DATA, and {folder} is no folder: run `t3c data get cifar10`"
         )
     return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that does not hold every sheet and label of both parts."""
+    for part, names in SHEETS.items():
+        count = sum(len(_sheet(folder / name)) for name in names)
+        labels = len(_labels(folder / LABELS[part]))
+        if count != labels:
+            raise DataError(f"{folder} has {count} {part} images and {labels} labels")
 
 
 def imagenet_as_cifar(count: int) -> Tensor:

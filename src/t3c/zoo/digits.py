@@ -16,6 +16,7 @@ from t3c.spec import ImageSpec
 
 SIDE = 32
 CALIBRATION, TEST = 600, 500
+EPOCHS, SEED = 6, 3407  # of the network that demo and recipes start from
 IMAGE = ImageSpec(SIDE, SIDE, mean=(0.3,), std=(0.35,))
 CLASSES = tuple("0123456789")
 

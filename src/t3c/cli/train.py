@@ -1,0 +1,86 @@
+"""`t3c train`: a recipe carried out, or a grid of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from t3c.cli.app import JsonOpt, app, need, out_console, print_json, progress, watcher
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file such as configs/digits.yaml")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; default out/ and the recipe's name")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint")
+    ] = False,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Train the recipe's grid and rank it")
+    ] = False,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Override one of train: --set steps=100")
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Train a network once for every profile, and test it beside itself untrained."""
+    need("torch", "train")
+    from t3c.experiments.recipe import load_recipe
+    from t3c.experiments.training import sweep as run_sweep
+    from t3c.experiments.training import train_recipe
+
+    found = load_recipe(recipe, setting or ())
+    folder = out or Path("out") / recipe.stem
+    with progress() as bar:
+
+        def say(text: str) -> None:
+            bar.console.print(f"· {text}", soft_wrap=True)
+
+        if sweep:
+            rows = run_sweep(found, folder / "sweep", say=say, watch=watcher(bar))
+            payload: dict[str, Any] = {"sweep": rows, "out": str(folder / "sweep")}
+        else:
+            done = train_recipe(found, folder, resume=resume, say=say, watch=watcher(bar))
+            payload = {
+                "subject": done.subject.name, "samples": done.samples, "profiles": done.rows,
+                "out": str(folder),
+            }  # fmt: skip
+    if as_json:
+        print_json(payload)
+        return
+    out_console.print(_sweep_table(payload["sweep"]) if sweep else _table(payload))
+
+
+def _table(payload: dict[str, Any]) -> Table:
+    """Each view with its accuracy, or its loss where outputs are no classes, and the interval."""
+    rows = payload["profiles"]
+    classes = rows[-1]["accuracy"] is not None
+    what = "accuracy" if classes else "loss"
+    title = f"{payload['subject']}, {payload['samples']:,} test samples"
+    table = Table("view", what, "untrained", "to full", "drift", "FLOPs", "bytes", title=title)
+    for row in rows:
+        before = row["untrained" if classes else "untrained_loss"]
+        gap = row["to_full"]
+        shown = (
+            ""
+            if gap is None or row["name"] == "full"
+            else (f"{gap['difference']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]")
+        )
+        table.add_row(
+            row["name"], f"{row[what]:.4f}", f"{before:.4f}", shown, f"{row['drift']:.3f}",
+            f"{row['flops']:.2f}", f"{row['bytes']:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _sweep_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("settings", "score", "task loss", "slack", title="best first")
+    for row in rows:
+        told = ", ".join(f"{name} {value}" for name, value in row["settings"].items())
+        table.add_row(told, *(f"{row[key]:.4f}" for key in ("score", "loss", "slack")))
+    return table

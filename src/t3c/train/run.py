@@ -1,0 +1,179 @@
+"""What a run carries from step to step, and how it is kept and taken up again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from t3c.certify.penalty import SpectralPenalty
+from t3c.convert import state_of
+from t3c.errors import TrainError
+from t3c.nn.inputs import tensors
+from t3c.nn.view import elastic_weights
+from t3c.spec import LayerPoint, Profile, ProfileChain
+from t3c.train.checkpoint import latest, load_checkpoint, save_checkpoint
+from t3c.train.config import TERMS, TrainConfig
+from t3c.train.policy_step import PolicyStep
+from t3c.train.record import DataFingerprint, run_manifest, write_manifest
+from t3c.train.sampling import draw
+from t3c.train.schedules import learning_rate_share
+from t3c.train.stream import Sample, forever
+from t3c.train.targets import find_targets
+
+log = logging.getLogger("t3c.train")
+FINGERPRINTED = 64  # batches: enough to know the data by, and no burden
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Where a run leaves its manifest, metrics and checkpoints.
+
+    With `resume` it goes on from the newest whole checkpoint there, if there is one, and ends with
+    the weights it would have had if it had never stopped.
+    """
+
+    folder: Path
+    resume: bool = False
+
+
+class Run:
+    """A model in training: its data from here on, its optimizer, its history, its controller.
+
+    Made from the model as it starts, also to be resumed: what is aimed at is found before weights
+    are restored.
+    """
+
+    def __init__(
+        self, model: nn.Module, batches: Iterable[Any], config: TrainConfig, keep: Keep | None
+    ) -> None:
+        self.model, self.config, self.keep = model, config, keep
+        self.plans = state_of(model).plan.layers
+        self.terms: dict[str, list[float]] = {term: [] for term in TERMS}
+        self.validation: dict[int, Mapping[str, float]] = {}
+        self.fingerprint = DataFingerprint()
+        self.stream = self._watched(forever(batches, config.steps))
+        path = self._to_resume()
+        self.waiting: list[Sample] = [next(self.stream)]
+        first = self.waiting[0][0]
+        self.batch = len(tensors(first)[0])
+        targets = find_targets(model, first, config)
+        self.profiles = targets.profiles
+        self.policy = None if config.controller == "off" else PolicyStep(targets, config)
+        self.trained = nn.ModuleDict({"model": model})
+        if self.policy is not None:
+            self.trained["controller"] = self.policy.module
+        self.optimizer = self._optimizer()
+        self.start, self.extra = 0, dict[str, Tensor]()
+        if path is not None:
+            self._resume(path)
+
+    def next(self) -> Sample:
+        """The batch of the next step."""
+        return self.waiting.pop() if self.waiting else next(self.stream)
+
+    def profile(self, step: int) -> Profile:
+        """The profile a step trains: the controller's own once it is no longer all broad draws."""
+        drawn = draw(step, self.plans, self.profiles, self.config)
+        if self.policy is not None and drawn in tuple(self.profiles):
+            return self.policy.profile(step)
+        return drawn
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        share = learning_rate_share(step, self.config)
+        return self.config.learning_rate_for(self.batch) * share
+
+    def last(self) -> dict[str, float]:
+        """The latest value of each term."""
+        return {name: values[-1] for name, values in self.terms.items() if values}
+
+    def save(self, step: int, penalty: object) -> None:
+        """Write a checkpoint after `step` steps."""
+        assert self.keep is not None
+        extra = penalty.tensors() if isinstance(penalty, SpectralPenalty) else {}
+        state: dict[str, Any] = {
+            "config": _comparable(self.config),
+            "terms": self.terms,
+            "validation": {str(at): dict(found) for at, found in self.validation.items()},
+            "profiles": [
+                {"name": p.name, "points": {n: [q.rank, q.bits] for n, q in p.points.items()}}
+                for p in self.profiles
+            ],
+        }
+        folder = self.keep.folder / "checkpoints"
+        save_checkpoint(folder, step, self.trained, self.optimizer, state, extra=extra)
+
+    def write_manifest(self) -> None:
+        """What the run was made of: versions, seeds, configuration, data."""
+        assert self.keep is not None
+        data = {"batch": self.batch, "first_batches": self.fingerprint.as_json()}
+        seeds = {"train": self.config.seed}
+        write_manifest(self.keep.folder, run_manifest(asdict(self.config), seeds, data))
+
+    def _to_resume(self) -> Path | None:
+        """The checkpoint to go on from; a run that is there and not to be resumed is left alone."""
+        if self.keep is None:
+            return None
+        folder = self.keep.folder / "checkpoints"
+        found = latest(folder, log.warning)
+        if found is not None and not self.keep.resume:
+            raise TrainError(f"{self.keep.folder} holds a run already: resume it or name another")
+        return found
+
+    def _resume(self, path: Path) -> None:
+        restored = load_checkpoint(path, self.trained, self.optimizer)
+        now, then = _comparable(self.config), restored.state["config"]
+        changed = sorted(name for name in now if now[name] != then.get(name))
+        if changed:
+            told = ", ".join(f"{n} {then.get(n)} there, {now[n]} here" for n in changed)
+            raise TrainError(f"{path} is of a run with another configuration: {told}")
+        self.terms = {name: list(restored.state["terms"][name]) for name in TERMS}
+        self.validation = {int(at): v for at, v in restored.state["validation"].items()}
+        self.profiles = ProfileChain(
+            tuple(
+                Profile(p["name"], {n: LayerPoint(*q) for n, q in p["points"].items()})
+                for p in restored.state["profiles"]
+            )
+        )
+        self.start, self.extra = restored.step, restored.extra
+        for _ in range(self.start):  # loaders that shuffle have to come as far as they had
+            self.next()
+        log.info("going on from step %d of %s", self.start, path)
+
+    def _watched(self, stream: Iterator[Sample]) -> Iterator[Sample]:
+        for index, (inputs, target) in enumerate(stream):
+            if index < FINGERPRINTED and self.keep is not None:
+                self.fingerprint.update((inputs, target))
+            yield inputs, target
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        peak = self.config.learning_rate_for(self.batch)
+        own = [p for p in trainable(self.model, self.config) if p.requires_grad]
+        groups: list[dict[str, Any]] = [
+            {"params": own, "peak": peak, "weight_decay": self.config.weight_decay}
+        ]
+        if self.policy is not None:
+            parameters = list(self.policy.module.parameters())
+            groups.append({"params": parameters, "peak": self.policy.rate, "weight_decay": 0.0})
+        return torch.optim.AdamW(groups, lr=peak)
+
+
+def trainable(model: nn.Module, config: TrainConfig) -> list[nn.Parameter]:
+    """What a run moves: factors and scales alone where the full view is kept."""
+    if config.full == "trained":
+        return list(model.parameters())
+    kept = {id(weight.dense) for weight in elastic_weights(model).values()}
+    own = (p for weight in elastic_weights(model).values() for p in weight.parameters())
+    return [p for p in own if id(p) not in kept]
+
+
+def _comparable(config: TrainConfig) -> dict[str, Any]:
+    """What has to be the same for a run to go on, as JSON gives it back."""
+    plain = asdict(replace(config, validate_every=None, checkpoint_every=None))
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()}

@@ -1,0 +1,86 @@
+"""What training aims at before any device is known: chains and profiles by counted work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from t3c.certify.sensitivity import layer_sensitivities
+from t3c.control.knapsack import allocations
+from t3c.control.menu import Option, chain
+from t3c.control.options import Shares, chain_shares, layer_profile, unit_options
+from t3c.control.profiles import names_for, spread
+from t3c.convert import LayerPlan, Unit, state_of, units
+from t3c.cost.work import layer_work
+from t3c.nn.inputs import Inputs, select
+from t3c.spec import LayerPoint, LayerSpec, ProfileChain
+from t3c.train.config import TrainConfig
+
+SAMPLES = 8
+SIZE_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The chain of each unit, what its points take (resources, points), and nested profiles."""
+
+    units: Mapping[str, Unit]
+    chains: Mapping[str, Sequence[Option]]
+    shares: Mapping[str, npt.NDArray[np.float64]]
+    profiles: ProfileChain
+
+
+def find_targets(model: nn.Module, samples: Inputs, config: TrainConfig) -> Targets:
+    """Chains over counted work and first-order drift, and profiles from the knapsack over them.
+
+    Time is taken as FLOPs of whichever form has fewer, size as stored bytes.
+    """
+    plans = state_of(model).plan.layers
+    shared = {unit.name: unit for unit in units(plans)}
+    sensitivities = layer_sensitivities(model, select(samples, slice(0, SAMPLES)))
+    counted = counted_shares(plans)
+    offered = unit_options(
+        shared,
+        counted,
+        lambda name, point: sensitivities[name].squared_drift(point),
+        SIZE_WEIGHT,
+    )
+    chains = {name: chain(_elastic(o, config)) for name, o in offered.items()}
+    path = spread(allocations(chains), config.worst_drift, config.profiles)
+    shares = chain_shares(shared, chains, counted)
+    named = zip(names_for(len(path)), path, strict=True)
+    profiles = ProfileChain(tuple(layer_profile(shared, a.points, name) for name, a in named))
+    return Targets(shared, chains, shares, profiles)
+
+
+def counted_shares(plans: Sequence[LayerPlan]) -> Shares:
+    """FLOPs of the form that has fewest, and stored bytes, as shares of every layer at its top."""
+    specs = {plan.spec.name: plan.spec for plan in plans}
+    tops = {p.spec.name: LayerPoint(p.ranks[-1], p.bits[-1]) for p in plans}
+    full = [_work(specs[name], top) for name, top in tops.items()]
+    flops, size = (max(1, sum(column)) for column in zip(*full, strict=True))
+
+    def shares(name: str, point: LayerPoint) -> tuple[float, float, float]:
+        mine = _work(specs[name], point)
+        return mine[0] / flops, mine[1] / size, math.nan
+
+    return shares
+
+
+def _work(spec: LayerSpec, point: LayerPoint) -> tuple[int, int]:
+    works = [layer_work(spec, point, form) for form in spec.forms(point)]
+    return min(w.flops for w in works), works[0].size_bytes
+
+
+def _elastic(options: Sequence[Option], config: TrainConfig) -> list[Option]:
+    """The options that are left where only ranks or only bits are elastic."""
+    if config.elastic == "both":
+        return list(options)
+    axis = "bits" if config.elastic == "ranks" else "rank"
+    top = max(getattr(o.point, axis) for o in options)
+    return [o for o in options if getattr(o.point, axis) == top]

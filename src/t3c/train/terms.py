@@ -1,0 +1,133 @@
+"""What one step computes: the views of a batch, and every term of the objective on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from t3c.certify.penalty import PENALTIES, Penalty
+from t3c.convert import state_of
+from t3c.nn.inputs import Inputs, call, join, select, tensors
+from t3c.nn.view import at, elastic_weights
+from t3c.nn.weight import Relaxation
+from t3c.spec import Profile
+from t3c.train import objective
+from t3c.train.augment import Augmentation, cutmix, mixup
+from t3c.train.config import FULL_TERMS, TrainConfig
+from t3c.train.losses import Loss
+from t3c.train.processes import Processes
+from t3c.train.schedules import draws, noise, relaxation
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of a step: as they are with their target, and augmented ones, if any."""
+
+    plain: Inputs
+    target: Tensor
+    augmented: Inputs | None
+
+
+class NetworkTerms:
+    """The terms that train the network, for one profile a step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        config: TrainConfig,
+        augmentation: Augmentation,
+        processes: Processes,
+        last: Mapping[str, float],
+    ) -> None:
+        self.model, self.original = model, state_of(model).original
+        self.loss, self.config, self.processes = loss, config, processes
+        self.augmentation = augmentation
+        self.weights = elastic_weights(model)
+        self.penalty: Penalty = PENALTIES[config.certificate_kind](config.seed)
+        self.certificate = objective.Certificate(
+            self.penalty, config.certificate_every, config.certificate_samples, config.tolerance,
+            last.get("certificate", 0.0),
+        )  # fmt: skip
+        self.full = {n: objective.Rarely(config.full_every, last.get(n, 0.0)) for n in FULL_TERMS}
+
+    def __call__(
+        self, step: int, inputs: Inputs, target: Tensor, profile: Profile
+    ) -> dict[str, Tensor]:
+        """Every term that weighs something, unweighted; means over the samples of all processes."""
+        config, relaxed = self.config, relaxation(step, self.config)
+        batch = self._prepare(step, inputs, target)
+        makers = self._views(step, batch, profile, relaxed) | {
+            "certificate": partial(
+                self.certificate, step, self.model, self.original, profile, batch.plain, relaxed
+            ),
+            "tail": partial(objective.tail, self.weights, profile.points),
+            "spectral": partial(objective.spectral, self.weights),
+            "gap": partial(objective.gap, self.weights),
+        }
+        wanted = [name for name in makers if getattr(config, name) and name not in config.idle]
+        return {name: makers[name]() for name in wanted}
+
+    def _views(
+        self, step: int, batch: Batch, profile: Profile, relaxed: Relaxation | None
+    ) -> dict[str, Callable[[], Tensor]]:
+        """The terms that need outputs: of the sampled profile, and now and then of the full view.
+
+        One pass of the original and one of the profile serve plain and augmented samples both.
+        """
+        config, model = self.config, self.model
+        plain, weight = self.processes.share(batch.plain)
+        target = batch.target[self.processes.rows]
+        parts, weights = [plain], [weight]
+        if batch.augmented is not None:
+            extra, extra_weight = self.processes.share(batch.augmented)
+            parts, weights = [plain, extra], [weight, extra_weight]
+        sizes = [len(tensors(part)[0]) for part in parts]
+        match = partial(objective.distill, outputs=config.outputs, softening=config.softening)
+        with torch.no_grad():
+            teachers = torch.split(call(self.original, join(parts)), sizes)
+        makers: dict[str, Callable[[], Tensor]] = {}
+        if config.distill or config.augment:
+            with at(model, profile, relaxed):
+                students = torch.split(call(model, join(parts)), sizes)
+            names = ("distill", "augment")
+            for name, s, t, w in zip(names, students, teachers, weights, strict=False):
+                makers[name] = lambda s=s, t=t, w=w: w * match(s, t)  # type: ignore[misc]
+        if any(getattr(config, name) for name in FULL_TERMS if name not in config.idle):
+            due = self.full["task"].due(step)
+            with at(model, None):
+                full = call(model, plain) if due else teachers[0]
+            makers["task"] = lambda: self.full["task"](
+                step, lambda: weight * self.loss(full, target)
+            )
+            makers["anchor"] = lambda: self.full["anchor"](
+                step, lambda: weight * match(full, teachers[0])
+            )
+        return makers
+
+    def _prepare(self, step: int, inputs: Inputs, target: Tensor) -> Batch:
+        """Mix labels if asked to, and augment the second half of the batch."""
+        config, rows = self.config, len(tensors(inputs)[0])
+        if config.mixing != "none":
+            inputs, target = self._mixed(step, inputs, target)
+        half = rows // 2
+        if not (config.augment and self.augmentation.names and half):
+            return Batch(inputs, target, None)
+        random = noise(config.seed, step, "augment")
+        moved = self.augmentation(select(inputs, slice(rows - half, None)), random)
+        return Batch(select(inputs, slice(rows - half)), target[: rows - half], moved)
+
+    def _mixed(self, step: int, inputs: Inputs, target: Tensor) -> tuple[Inputs, Tensor]:
+        """Mixup or CutMix, with "both" either by the toss of a coin."""
+        assert isinstance(inputs, Tensor)
+        with torch.no_grad():
+            classes = call(self.original, inputs[:1]).shape[-1]
+        kind = self.config.mixing
+        if kind == "both":
+            kind = "mixup" if draws(self.config.seed, step, "mixing").random() < 0.5 else "cutmix"
+        mix = mixup if kind == "mixup" else cutmix
+        return mix(inputs, target, noise(self.config.seed, step, "mix"), classes=classes)

@@ -1,0 +1,70 @@
+"""How good a model is at a few of its profiles, on data that nothing is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from t3c.convert import state_of
+from t3c.errors import DataError
+from t3c.nn.inputs import call, split_batch, tensors
+from t3c.nn.view import at
+from t3c.spec import Profile, ProfileChain
+from t3c.train.losses import Loss
+
+SHOWN = ("tiny", "med", "max")
+
+
+def shown(chain: ProfileChain) -> list[Profile]:
+    """Tiny, med and max, or the ends and the middle of a chain that names none of them."""
+    named = [profile for profile in chain if profile.name in SHOWN]
+    if len(named) == len(SHOWN):
+        return named
+    profiles = list(chain)
+    picked = dict.fromkeys((0, len(profiles) // 2, len(profiles) - 1))
+    return [profiles[index] for index in picked]
+
+
+@torch.no_grad()
+def validate(
+    model: nn.Module,
+    profiles: Sequence[Profile],
+    batches: Iterable[Any],
+    loss: Loss,
+    *,
+    classes: bool = True,
+) -> dict[str, float]:
+    """The loss, the relative drift and, of classes, the accuracy at each profile and in full.
+
+    Keys are `full/loss`, `med/accuracy`, `tiny/drift`; means over samples.
+    """
+    views: list[Profile | None] = [None, *profiles]
+    sums: dict[str, float] = {}
+    count = 0
+    for batch in batches:
+        inputs, target = split_batch(batch)
+        if target is None:
+            raise DataError("validation needs batches of (inputs, target)")
+        rows = len(tensors(inputs)[0])
+        count += rows
+        original = call(state_of(model).original, inputs)
+        for profile in views:
+            with at(model, profile):
+                output = call(model, inputs)
+            found = {"loss": float(loss(output, target)), "drift": _drift(output, original)}
+            if classes and target.dim() == 1 and output.dim() == 2:
+                found["accuracy"] = float((output.argmax(-1) == target).float().mean())
+            name = "full" if profile is None else profile.name
+            for key, value in found.items():
+                sums[f"{name}/{key}"] = sums.get(f"{name}/{key}", 0.0) + rows * value
+    if not count:
+        raise DataError("the validation data is empty")
+    return {key: value / count for key, value in sums.items()}
+
+
+def _drift(output: Tensor, original: Tensor) -> float:
+    change, size = (z.flatten(1).norm(dim=1) for z in (output - original, original))
+    return float((change / size.clamp_min(1e-12)).mean())

@@ -1,0 +1,101 @@
+"""What a recipe can train: a network with its data in parts that nothing shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from t3c.nn.inputs import Inputs
+from t3c.spec import ImageSpec
+from t3c.zoo import cifar10 as cifar
+from t3c.zoo import digits as digit
+from t3c.zoo.text import stories15m, stories_tokens
+
+Labelled = tuple[Tensor, Tensor]
+STATISTICS = 512  # samples that factors are made to suit
+EVALUATED = 250  # samples of a batch where nothing is trained
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained network and its data: to train on, to validate on, to calibrate with, to test."""
+
+    name: str
+    model: nn.Module
+    train: Labelled
+    validation: Labelled
+    calibration: Tensor
+    test: Labelled
+    image: ImageSpec | None = None
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def example(self) -> Tensor:
+        return self.train[0][:2]
+
+    @property
+    def statistics(self) -> list[Inputs]:
+        return list(torch.split(self.train[0][:STATISTICS], 64))
+
+    def batches(
+        self, size: int, seed: int, count: int | None = None
+    ) -> DataLoader[tuple[Tensor, ...]]:
+        """Shuffled batches of the training part, or of its first `count` samples; all alike."""
+        generator = torch.Generator().manual_seed(seed)
+        data = TensorDataset(*(part[:count] for part in self.train))
+        return DataLoader(
+            data, min(size, len(data)), shuffle=True, drop_last=True, generator=generator
+        )
+
+
+def in_batches(part: Labelled, size: int = EVALUATED) -> list[Labelled]:
+    """A part in order, in batches."""
+    return list(zip(*(torch.split(values, size) for values in part), strict=True))
+
+
+def digits() -> Subject:
+    """A residual network trained on scikit-learn's digits: 600 to train, 97 to validate."""
+    data = digit.load_digits()
+    torch.manual_seed(digit.SEED)
+    model = digit.DigitsNet()
+    digit.train_digits(model, data, digit.EPOCHS, digit.SEED)
+    images, labels = data.train
+    held = len(labels) - 97
+    return Subject(
+        "digits", model.requires_grad_(True), (images[:held], labels[:held]),
+        (images[held:], labels[held:]), data.calibration[0], data.test, digit.IMAGE, digit.CLASSES,
+    )  # fmt: skip
+
+
+def cifar10(depth: cifar.Depth) -> Subject:
+    """A residual network for CIFAR-10: 45,000 images to train, 3,000 to validate, 2,000 spare."""
+    images, labels = cifar.cifar10("train")
+    parts = {"train": slice(45_000), "validation": slice(45_000, 48_000)}
+    train, validation = ((images[p], labels[p]) for p in parts.values())
+    return Subject(
+        f"cifar10-resnet{depth}", cifar.resnet(depth), train, validation, images[48_000:],
+        cifar.cifar10("test"), cifar.IMAGE, cifar.CLASSES,
+    )  # fmt: skip
+
+
+def stories(windows: int = 1200, length: int = 64) -> Subject:
+    """A language model of TinyStories; targets are the tokens themselves."""
+    tokens = stories_tokens("train", windows, length)
+    test = stories_tokens("valid", 200, length)
+    held = windows - 200
+    return Subject(
+        "stories15m", stories15m(), (tokens[:held], tokens[:held]),
+        (tokens[held : held + 80], tokens[held : held + 80]), tokens[held + 80 :], (test, test),
+    )  # fmt: skip
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "digits": digits,
+    "cifar10-resnet20": lambda: cifar10(20),
+    "cifar10-resnet56": lambda: cifar10(56),
+    "stories15m": stories,
+}
