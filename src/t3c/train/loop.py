@@ -85,13 +85,7 @@ def fit(
         if folder is not None:
             run.write_manifest()
         for step in range(run.start, config.steps):
-            inputs, target = run.next()
-            profile = run.profile(step)
-            terms = network(step, inputs, target, profile)
-            if run.policy is not None:
-                distance = processes.mean({"distill": _value(terms.get("distill"))})
-                terms |= run.policy.terms(step, distance["distill"])
-            values = _descend(run, processes, step, terms, profile, inputs)
+            values = advance(run, network, processes, step)
             for name, value in values.items():
                 run.terms[name].append(value)
             recorder.log(step, "train", values | {"learning_rate": run.rate(step)})
@@ -115,6 +109,17 @@ def fit(
         run.profiles,
         None if run.policy is None else run.policy.controller,
     )
+
+
+def advance(run: Run, network: NetworkTerms, processes: Processes, step: int) -> dict[str, float]:
+    """One step: draw a batch and a profile, compute every term, descend; the terms' values."""
+    inputs, target = run.next()
+    profile = run.profile(step)
+    terms = network(step, inputs, target, profile)
+    if run.policy is not None:
+        distance = processes.mean({"distill": _value(terms.get("distill"))})
+        terms |= run.policy.terms(step, distance["distill"])
+    return _descend(run, processes, step, terms, profile, inputs)
 
 
 def _descend(
