@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train docs
 
 setup: $(STAMP)
 
@@ -38,6 +38,9 @@ bench-fidelity: setup
 
 bench-cost: setup
 	$(BIN)/python benchmarks/cost.py
+
+bench-train: setup
+	$(BIN)/python benchmarks/train.py
 
 bench-certify: setup
 	$(BIN)/python benchmarks/certify.py

@@ -75,7 +75,8 @@ def test_imports_go_down() -> None:
 
 def test_runtime_never_needs_training() -> None:
     allowed = {
-        "errors", "version", "files", "spec", "measure", "quant", "cost", "control", "artifact", "runtime",
+        "errors", "version", "files", "spec", "measure", "quant", "cost", "control", "artifact",
+        "runtime",
     }  # fmt: skip
     used = {other for _, part, other in imports() if part == "runtime"}
     assert used <= allowed
@@ -83,10 +84,10 @@ def test_runtime_never_needs_training() -> None:
 
 def test_public_names() -> None:
     assert sorted(t3c.__all__) == [
-        "Budget", "Certificate", "CertifyConfig", "ElasticConfig", "ExportConfig", "ImageSpec",
-        "LayerPoint", "MonitorConfig", "Profile", "Runtime", "T3CError", "TrainConfig",
-        "__version__", "certify_artifact", "elasticize_", "export", "fit", "load",
-        "plan_conversion", "write_original",
+        "BlockConfig", "Budget", "Certificate", "CertifyConfig", "ElasticConfig", "ExportConfig",
+        "ImageSpec", "Keep", "LayerPoint", "MonitorConfig", "Profile", "Runtime", "T3CError",
+        "TrainConfig", "__version__", "certify_artifact", "elasticize_", "export", "fit", "load",
+        "plan_conversion", "reconstruct", "write_original",
     ]  # fmt: skip
     assert all(getattr(t3c, name) is not None for name in t3c.__all__)
 

@@ -58,7 +58,14 @@ def test_the_code_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "docs/conversion.md", "docs/certificates.md"]
+    "name",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/conversion.md",
+        "docs/certificates.md",
+        "docs/training.md",
+    ],
 )
 def test_commands_and_paths_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / name).read_text()

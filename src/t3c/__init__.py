@@ -21,15 +21,17 @@ if TYPE_CHECKING:
     from t3c.exporter import ExportConfig, export
     from t3c.runtime.monitor import MonitorConfig
     from t3c.runtime.runtime import Runtime, load
-    from t3c.train import TrainConfig, fit
+    from t3c.train import BlockConfig, Keep, TrainConfig, fit, reconstruct
 
 __all__ = [
+    "BlockConfig",
     "Budget",
     "Certificate",
     "CertifyConfig",
     "ElasticConfig",
     "ExportConfig",
     "ImageSpec",
+    "Keep",
     "LayerPoint",
     "MonitorConfig",
     "Profile",
@@ -43,6 +45,7 @@ __all__ = [
     "fit",
     "load",
     "plan_conversion",
+    "reconstruct",
     "write_original",
 ]
 
@@ -58,8 +61,11 @@ _LAZY = {
     "export": "t3c.exporter",
     "Runtime": "t3c.runtime.runtime",
     "load": "t3c.runtime.runtime",
+    "BlockConfig": "t3c.train",
+    "Keep": "t3c.train",
     "TrainConfig": "t3c.train",
     "fit": "t3c.train",
+    "reconstruct": "t3c.train",
 }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from fractions import Fraction
 
 from t3c.control.policy import Policy, nearest_profile
 from t3c.control.token import RESOURCES, Array, Token
@@ -31,6 +33,12 @@ class Controlled:
         for name, points in self.profiles.items():
             if points.keys() != self.policy.about.units.keys():
                 raise SpecError(f"profile {name!r} does not have the controller's units")
+            if any(share is not None and not 0 <= share < math.inf for share in self.shares[name]):
+                raise SpecError(f"profile {name!r} has shares that are negative or not finite")
+        for below, above in itertools.pairwise(self.profiles):
+            mine, larger = self.profiles[below], self.profiles[above]
+            if not all(mine[unit] <= larger[unit] for unit in mine):
+                raise SpecError(f"profile {above!r} is not above profile {below!r}")
 
     def propose(
         self,
@@ -53,12 +61,18 @@ class Controlled:
 
     def _share(self, resource: int, limit: float, taken: Sequence[float | None]) -> float | None:
         """A limit as a share of what all layers take, read off the profiles: rising with it."""
-        rows = zip(taken, (s[resource] for s in self.shares.values()), strict=True)
+        rows = zip(taken, (self.shares[name][resource] for name in self.profiles), strict=True)
         known = [(mine, share) for mine, share in rows if mine is not None and share is not None]
         if not known:
             return None
-        # A profile that was measured faster than a smaller one counts as slow as that.
-        mine, share = (np.maximum.accumulate(column) for column in zip(*known, strict=True))
-        if limit < mine[0]:
-            return float(share[0] * limit / mine[0])
-        return float(np.interp(limit, mine, share))
+        # A profile that was measured faster than a smaller one counts as slow as that. Exact, so
+        # that no rounding turns a larger limit, or one of a lower quantile, into a smaller share.
+        times, shares = (
+            list(itertools.accumulate(column, max)) for column in zip(*known, strict=True)
+        )
+        above = bisect_right(times, limit)
+        if above == len(times):
+            return float(shares[-1])
+        low, share = (times[above - 1], shares[above - 1]) if above else (0, 0)
+        start, end, lowest, highest = map(Fraction, (low, times[above], share, shares[above]))
+        return float(lowest + (Fraction(limit) - start) / (end - start) * (highest - lowest))

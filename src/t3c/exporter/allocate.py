@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
-from t3c.certify.sensitivity import EXACT_OUTPUTS, layer_sensitivities
+from t3c.certify.sensitivity import EXACT_OUTPUTS, LayerSensitivity, layer_sensitivities
 from t3c.control.greedy import greedy, uniform
 from t3c.control.knapsack import Allocation, allocation, allocations
 from t3c.control.menu import Option, chain, dropped
@@ -23,15 +24,16 @@ from t3c.control.options import (
     unit_options,
     unit_shares,
 )  # fmt: skip
-from t3c.control.policy import Policy
+from t3c.control.policy import Policy, summarize
 from t3c.control.profiles import spread
 from t3c.control.proposed import Controlled
 from t3c.control.snap import Wish, snap
 from t3c.control.token import Token
 from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
+from t3c.errors import SpecError
 from t3c.exporter.proposals import template_wishes
-from t3c.nn.inputs import Inputs, select
+from t3c.nn.inputs import Inputs, select, tensors
 from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
 from t3c.train.controller import train_controller
 from t3c.train.policy_net import ControllerConfig
@@ -120,7 +122,7 @@ def allocate(
     policy = None
     if wanted.proposals == "controller":
         terrain = Terrain(chains, chain_shares(shared, chains, shares))
-        policy = train_controller({DEVICE: terrain}, wanted.controller).to_policy()
+        policy = trained_policy(terrain, shared, samples, sensitivities, wanted.controller)
     wishes = propose(shared, chains, wanted, policy)
     snapped = snap(wishes, chains, tolerance=wanted.layer_drift)
     # Proposals that snap to the same points are one.
@@ -144,6 +146,48 @@ def allocate(
         },
         None if policy is None else _controlled(policy, shared, named, shares),
     )
+
+
+def trained_policy(
+    terrain: Terrain,
+    shared: Mapping[str, Unit],
+    samples: Inputs,
+    sensitivities: Mapping[str, LayerSensitivity],
+    config: ControllerConfig,
+) -> Policy:
+    """A controller of the terrain; units that see the input learn from what samples drift."""
+    unknown = sorted(set(config.summary_units) - set(shared))
+    if unknown:
+        known = ", ".join(map(repr, shared))
+        raise SpecError(f"no unit is called {unknown[0]!r}, only {known}: see summary_units")
+    if not config.summary_units:
+        return train_controller({DEVICE: terrain}, config).to_policy()
+    count = len(next(iter(sensitivities.values())).uses)
+    first = tensors(samples)[0][:count].numpy()
+    return train_controller(
+        {DEVICE: terrain}, config,
+        summaries=np.stack([summarize(sample[None]) for sample in first]),
+        sample_drift={
+            unit: sample_drift(shared[unit], terrain.chains[unit], sensitivities)
+            for unit in config.summary_units
+        },
+    ).to_policy()  # fmt: skip
+
+
+def sample_drift(
+    unit: Unit, options: Sequence[Option], sensitivities: Mapping[str, LayerSensitivity]
+) -> NDArray[np.float64]:
+    """What each sample drifts, squared, at every point of a unit's chain: (n, J)."""
+    along = [unit.layer_points(option.point) for option in options]
+    total: NDArray[np.float64] | float = 0.0
+    for layer in along[0]:
+        found = sensitivities[layer]
+        alone = [
+            replace(found, uses=(uses,), output_norms=(norm,))
+            for uses, norm in zip(found.uses, found.output_norms, strict=True)
+        ]
+        total = total + np.array([[one.squared_drift(p[layer]) for p in along] for one in alone])
+    return np.asarray(total)
 
 
 def measured_shares(plans: Sequence[LayerPlan], timings: Sequence[LayerTiming]) -> Shares:
@@ -188,6 +232,11 @@ def decided(policy: Policy, chains: Mapping[str, Sequence[Option]]) -> list[Allo
         indices = policy.indices(Token(float(level), float(level), float(level)))
         taken = {unit: chains[unit][index] for unit, index in indices.items()}
         found[tuple(indices.values())] = allocation(taken)
+    top = {unit: len(options) - 1 for unit, options in chains.items()}
+    # Without a limit there is no reason for less than all, whatever was learned.
+    found[tuple(top[u] for u in policy.about.units)] = allocation(
+        {unit: chains[unit][index] for unit, index in top.items()}
+    )
     return list(found.values())
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from t3c.spec import Budget, Latency
+from t3c.spec import QUANTILES, Budget, Latency
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class Candidate:
     def latency_ms(self, quantile: str = "p50") -> float | None:
         """What the profile is taken to need, the guard included."""
         return None if self.latency is None else self.latency.at(quantile) * (1 + self.guard)
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """All that a limit can be set on; what is not known is over any limit."""
+        latencies = (self.latency_ms(quantile) for quantile in QUANTILES)
+        known = (*latencies, self.size_mb, self.energy_mj)
+        return tuple(math.inf if cost is None else cost for cost in known)
 
     def meets(self, budget: Budget) -> bool:
         """Whether every resource limit is known to be kept; what is not known is not kept."""
@@ -63,14 +71,18 @@ class Choice:
 
 
 def select(candidates: Sequence[Candidate], budget: Budget, proposal: str | None = None) -> Choice:
-    """With limits, the least drift that meets them; with a cap alone, the fastest within it.
+    """With limits, the largest that meets them; with a cap alone, the fastest within it.
 
-    A controller's `proposal` within the limits is taken if it is no larger than that; so the
-    choice is the smaller of two that each grow with the budget, and grows with it too.
+    Drift falls along the chain, certified or not: the largest drifts least. A controller's
+    `proposal` is taken instead if it meets the limits, is smaller, and takes no more than any
+    larger profile that meets them; else the next above it of which that is true.
 
-    Among budgets that limit a resource, more of it is never worse: the candidates that meet a
-    looser budget include those that meet a tighter one, and drift falls along the chain; where
-    nothing fits, the smallest stands below all. A cap alone asks another question, for speed.
+    Among budgets that limit a resource, more of it is never less, whatever was measured and is
+    proposed, if proposals do not shrink. Where nothing fits, the smallest stands below all. Say
+    the looser budget got the smaller profile. It takes no more than the larger, so it met the
+    tighter limits too, and nothing that met them undercut it; it is no smaller than the proposal,
+    so the tighter budget had no reason to go beyond it. A cap alone asks another question, for
+    speed.
     """
     assert candidates
     if not budget.limited:
@@ -81,14 +93,28 @@ def select(candidates: Sequence[Candidate], budget: Budget, proposal: str | None
         smallest = candidates[0]
         warning = f"no profile meets the limits{missing}: {smallest.profile}, the smallest, serves"
         return Choice(smallest.profile, "nothing meets the limits", (warning,))
-    best = _least_drift(met)
+    chosen, reason = met[-1], f"the least drift of {len(met)} profiles within the limits"
     names = [candidate.profile for candidate in candidates]
-    wanted = next((c for c in met if c.profile == proposal), None)
-    if wanted is not None and names.index(wanted.profile) < names.index(best.profile):
-        reason = "the controller's proposal, which is within the limits"
-        return Choice(wanted.profile, reason, _cap_warnings(wanted, budget))
-    reason = f"the least drift of {len(met)} profiles within the limits"
-    return Choice(best.profile, reason, _cap_warnings(best, budget))
+    if proposal in names:
+        enough = names[names.index(proposal) :]
+        wanted = next((c for c in _in_order(met) if c.profile in enough), chosen)
+        if wanted is not chosen:
+            exact = wanted.profile == proposal
+            reason = "the controller's proposal" if exact else "the next above the controller's"
+            chosen, reason = wanted, f"{reason}, which is within the limits"
+    return Choice(chosen.profile, reason, _cap_warnings(chosen, budget))
+
+
+def _in_order(met: Sequence[Candidate]) -> list[Candidate]:
+    """Those that take no more of anything than any larger one: as no tighter budget that admits
+    a larger one leaves them out, to be content with them is never to fall behind it."""
+    kept: list[Candidate] = []
+    least = (math.inf,) * len(met[-1].costs)
+    for candidate in reversed(met):
+        if all(mine <= other for mine, other in zip(candidate.costs, least, strict=True)):
+            kept.append(candidate)
+        least = tuple(map(min, candidate.costs, least))
+    return kept[::-1]
 
 
 def explain(candidates: Sequence[Candidate], budget: Budget, chosen: str) -> dict[str, str]:
@@ -106,7 +132,9 @@ def explain(candidates: Sequence[Candidate], budget: Budget, chosen: str) -> dic
             told[candidate.profile] = "; ".join([*over, *capped])
         elif chosen in met and budget.limited:
             larger = names.index(chosen) > names.index(candidate.profile)
-            why = f"{chosen} is larger and drifts less" if larger else f"{chosen} was proposed"
+            why = f"{chosen} is larger and drifts less"
+            if not larger:
+                why = f"the controller asks for no more than {chosen}"
             told[candidate.profile] = f"within the limits, but {why}"
         else:
             told[candidate.profile] = f"{chosen} is preferred"
@@ -127,15 +155,6 @@ def _within_cap(candidates: Sequence[Candidate], budget: Budget) -> Choice:
 def _speed(candidate: Candidate) -> tuple[float, float]:
     latency = candidate.latency_ms()
     return (float("inf") if latency is None else latency), candidate.size_mb
-
-
-def _least_drift(met: Sequence[Candidate]) -> Candidate:
-    """The least certified drift; of equals, and where not all are certified, the largest profile:
-    drift falls along the chain, whether or not it is certified here."""
-    drifts = [c.drift for c in met if c.drift is not None]
-    if len(drifts) < len(met):
-        return met[-1]
-    return [c for c in met if c.drift == min(drifts)][-1]
 
 
 def _cap_warnings(candidate: Candidate, budget: Budget) -> tuple[str, ...]:

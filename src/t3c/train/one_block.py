@@ -1,0 +1,197 @@
+"""One block in training: its configuration, its steps, and whether what it learned is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from t3c.convert import state_of
+from t3c.errors import SpecError, TrainError
+from t3c.nn.inputs import Inputs, tensors
+from t3c.nn.view import at
+from t3c.nn.weight import ElasticWeight
+from t3c.quant.straight_through import VIEWS
+from t3c.spec import MAX_BITS, Profile
+from t3c.train.calls import Call, answer, record
+
+OnStep = Callable[[str, int, float], object]
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """How long and how hard each block is trained.
+
+    `mix` is the share of steps on inputs that the network compressed to the step's profile gives
+    the block, the rest are on the original's. The target is what the original's block answers to
+    the same inputs: asked to undo what blocks before it lost, blocks helped the lowest profiles a
+    little and cost those in the middle much.
+    """
+
+    steps: int = 200
+    learning_rate: float = 1e-3
+    batch: int = 32
+    profiles_per_step: int = 1
+    mix: float = 0.5
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    seed: int = 3407
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "profiles_per_step"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "clip_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise SpecError(f"{name} must be positive, got {getattr(self, name):g}")
+        if not 0 <= self.mix <= 1:
+            raise SpecError(f"mix must be in [0, 1], got {self.mix:g}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(f"weight_decay must be at least 0, got {self.weight_decay:g}")
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """A block's relative squared error on held-out samples; None where it was not trained."""
+
+    block: str
+    before: float | None
+    after: float | None
+    kept: bool
+    reason: str
+
+
+Exam = tuple[Profile, float, Call]
+
+
+class Block:
+    """One block in training; `runs` is how often it is called in a run of the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str,
+        runs: int,
+        parameters: list[nn.Parameter],
+        config: BlockConfig,
+    ) -> None:
+        self.model, self.original = model, state_of(model).original
+        self.name, self.runs, self.config = name, runs, config
+        self.block = model.get_submodule(name)
+        self.parameters = parameters
+        self.saved = [parameter.detach().clone() for parameter in parameters]
+        self.tops = {id(weight.dense_gains) for weight in weights_of(self.block)}
+
+    def train(
+        self,
+        chunks: list[Inputs],
+        exams: list[Exam],
+        draw: Callable[[], Profile],
+        rng: np.random.Generator,
+        on_step: OnStep | None,
+    ) -> BlockRow:
+        """Train the block and compare it with what it was; what got worse is taken back."""
+        before = self._examine(exams)
+        if not math.isfinite(before):
+            raise TrainError(f"block {self.name!r}: the error is not finite before it is trained")
+        optimizer = torch.optim.AdamW(
+            self.parameters, lr=self.config.learning_rate, weight_decay=self.config.weight_decay
+        )
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.config.steps)
+        for step, loss in enumerate(self._losses(chunks, draw, rng)):
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                self.restore()
+                raise TrainError(f"block {self.name!r}, step {step}: the loss is not finite")
+            self._step(loss, optimizer)
+            schedule.step()
+            if on_step is not None:
+                on_step(self.name, step, value)
+        after = self._examine(exams)
+        if after <= before:
+            return BlockRow(self.name, before, after, True, "no worse on held-out samples")
+        self.restore()
+        return BlockRow(self.name, before, after, False, "rolled back: worse on held-out samples")
+
+    def _losses(
+        self, chunks: list[Inputs], draw: Callable[[], Profile], rng: np.random.Generator
+    ) -> Iterator[Tensor]:
+        """The error of each step's batch, on the original's inputs or on compressed ones."""
+        known = [record(self.original, self.name, chunk, self.runs) for chunk in chunks]
+        order: list[int] = []
+        for _ in range(self.config.steps):
+            order = order or rng.permutation(len(chunks)).tolist()
+            index, run = order.pop(), int(rng.integers(self.runs))
+            compressed = rng.random() < self.config.mix
+            errors = []
+            for profile in [draw() for _ in range(self.config.profiles_per_step)]:
+                given = known[index][run]
+                if compressed:
+                    given = self._compressed(chunks[index], profile)[run]
+                errors.append(self._error(given, profile))
+            yield torch.stack(errors).mean()
+
+    def exams(self, chunks: list[Inputs], profiles: list[Profile]) -> list[Exam]:
+        """The block on the original's inputs and on compressed ones, each with its weight."""
+        exams = []
+        for chunk in chunks:
+            known = record(self.original, self.name, chunk, self.runs)
+            size, mix = len(tensors(chunk)[0]), self.config.mix
+            for profile in profiles:
+                exams += [(profile, size * (1 - mix), given) for given in known]
+                mine = self._compressed(chunk, profile) if mix else []
+                exams += [(profile, size * mix, given) for given in mine]
+        return exams
+
+    @torch.no_grad()
+    def _examine(self, exams: list[Exam]) -> float:
+        errors = [weight * float(self._error(given, p)) for p, weight, given in exams]
+        return sum(errors) / sum(weight for _, weight, _ in exams)
+
+    @torch.no_grad()
+    def _compressed(self, chunk: Inputs, profile: Profile) -> list[Call]:
+        """What the model at the profile gives the block; the original's block answers."""
+        with at(self.model, profile):
+            calls = record(self.model, self.name, chunk, self.runs)
+        block = self.original.get_submodule(self.name)
+        return [Call(given.args, given.kwargs, answer(block, given)) for given in calls]
+
+    def _error(self, given: Call, profile: Profile) -> Tensor:
+        with at(self.model, profile):
+            return _relative(answer(self.block, given), given.output)
+
+    def _step(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        top = VIEWS.index(MAX_BITS)
+        with torch.no_grad():
+            for parameter, saved in zip(self.parameters, self.saved, strict=True):
+                if id(parameter) in self.tops:
+                    parameter[top] = saved[top]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the block the weights it came with."""
+        for parameter, saved in zip(self.parameters, self.saved, strict=True):
+            parameter.copy_(saved)
+
+
+def weights_of(module: nn.Module) -> list[ElasticWeight]:
+    return [m for m in module.modules() if isinstance(m, ElasticWeight)]
+
+
+def _relative(answer: Tensor, target: Tensor) -> Tensor:
+    """||answer - target||^2 / ||target||^2, a mean over samples."""
+    change, size = (v.reshape(len(v), -1).square().sum(dim=1) for v in (answer - target, target))
+    # A sample to which the original answers next to nothing would outweigh all others.
+    floor = max(1e-3 * float(size.mean()), 1e-12)
+    mean: Tensor = (change / size.clamp_min(floor)).mean()
+    return mean
