@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from t3c.artifact.folder import write_atomic
 from t3c.cli.app import progress, watcher
 from t3c.errors import T3CError
 from t3c.experiments.certification import (
@@ -28,6 +27,7 @@ from t3c.experiments.certification import (
 from t3c.experiments.certified import make, subjects
 from t3c.experiments.figures import Figure, finish
 from t3c.experiments.monitoring import monitor_rows, penalty_rows, watching_row
+from t3c.files import write_atomic
 
 OUT = Path("out/bench-certify.json")
 WORK = Path("out/bench-certify")

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from t3c.artifact.folder import write_atomic
+from t3c.files import write_atomic
 from t3c.report.certificates import figures_picture
 from t3c.report.cost import cost_picture
 from t3c.report.fidelity import fidelity_picture
+from t3c.report.training import training_picture
 
 DOCS, OUT = Path("docs"), Path("out")
 BLOCK = re.compile(r"(<!-- table (bench-\w+) (\w+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.S)
@@ -29,6 +30,11 @@ def main() -> int:
     if certify:
         picture = figures_picture(certify["tables"]["figures"], certify["tables"]["study"])
         write_atomic(DOCS / "certificates.svg", picture.encode())
+    train = _read("bench-train")
+    if train:
+        tables = train["tables"]
+        picture = training_picture(tables.get("profiles", []), tables.get("policies", []))
+        write_atomic(DOCS / "training.svg", picture.encode())
     cost = _read("bench-cost")
     if cost:
         write_atomic(DOCS / "cost.svg", cost_picture(cost["tables"]["held_out"]).encode())

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from t3c.artifact.folder import write_atomic
 from t3c.errors import T3CError
 from t3c.experiments.fidelity import curve, subjects
 from t3c.experiments.figures import Figure, finish
 from t3c.experiments.quantizers import by_bits, compare
+from t3c.files import write_atomic
 from t3c.report.fidelity import fidelity_picture
 
 OUT = Path("out/bench-fidelity.json")

@@ -17,7 +17,7 @@ from t3c.train.blocks import BlockConfig, find_blocks, reconstruct
 from t3c.zoo.cifar10 import CifarResNet
 from t3c.zoo.digits import Digits
 
-SHORT = BlockConfig(steps=24)
+SHORT = BlockConfig(steps=16)
 TEXT = {
     "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 128, "max_position_embeddings": 16,
@@ -71,7 +71,7 @@ def test_compressed_views_come_closer_and_the_full_one_stays(
     kept = values(original)
     with at(model, None), torch.no_grad():
         full = model(unseen)
-    report = reconstruct(model, [digits.train[0][:120]], SHORT)
+    report = reconstruct(model, [digits.train[0][:80]], SHORT)
     assert drift(model, low, unseen) < 0.8 * before
     assert drift(model, top, unseen) == best
     with at(model, None), torch.no_grad():
@@ -90,7 +90,7 @@ def test_given_profiles_are_what_is_trained(model: nn.Module, digits: Digits) ->
     low, unseen = level(model, 1, 6), digits.test[0][:100]
     before = drift(model, low, unseen)
     start = values(model)
-    reconstruct(model, [digits.train[0][:100]], SHORT, profiles=[low])
+    reconstruct(model, [digits.train[0][:80]], SHORT, profiles=[low])
     assert drift(model, low, unseen) < 0.8 * before
     weights = elastic_weights(model)
     factored = {n for n, w in weights.items() if not w.spec.stored_dense(low.points[n])}
@@ -141,11 +141,14 @@ def test_what_got_worse_is_rolled_back(model: nn.Module, digits: Digits) -> None
         assert row.after is None or not row.after <= row.before
 
 
-def test_two_runs_agree_and_seeds_differ(model: nn.Module, digits: Digits) -> None:
-    runs, config = [], BlockConfig(steps=2, profiles_per_step=2, batch=8)
+def test_two_runs_agree_and_seeds_differ() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20, 64)
+    model = elastic(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)), x)
+    runs, config = [], BlockConfig(steps=4, profiles_per_step=2, batch=8)
     for one in (config, config, replace(config, seed=1)):
         net = copy.deepcopy(model)
-        runs.append((reconstruct(net, [digits.train[0][:20]], one), values(net)))
+        runs.append((reconstruct(net, [x], one), values(net)))
         torch.rand(1)
     assert runs[0][0] == runs[1][0] != runs[2][0]
     assert all(torch.equal(v, runs[1][1][name]) for name, v in runs[0][1].items())
@@ -243,7 +246,7 @@ def test_masks_and_caches_reach_a_block() -> None:
         start = drift(model, low, before)
         rows = reconstruct(
             model, [{name: value[:40] for name, value in samples.items()}],
-            BlockConfig(steps=12), profiles=[low],
+            BlockConfig(steps=8), profiles=[low],
         ).rows  # fmt: skip
         assert [row.block for row in rows if row.block.startswith(part) and row.kept] == [
             f"{part}{index}" for index in range(2)

@@ -106,7 +106,6 @@ class Manifest(Record):
     calibrated_on: tuple[str, ...] | None = Field(
         default=None, description="hashes of the samples that set activation ranges"
     )
-
     controller: ControllerEntry | None = None
 
     @property
@@ -199,9 +198,8 @@ def _check(manifest: Manifest) -> None:
         rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, layer.bits))
         if not rising or any(not 0 < rank < layer.spec.full_rank for rank in layer.ranks):
             raise SpecError(f"{layer.spec.name}: ranks and bits must rise, ranks below full rank")
-    names = [profile.name for profile in manifest.profiles]
-    if manifest.controller is not None and list(manifest.controller.profiles) != names:
-        raise SpecError("the controller does not have the artifact's profiles")
+    if manifest.controller is not None:
+        _check_controller(manifest.controller, [profile.name for profile in manifest.profiles])
     for profile in manifest.chain:
         if profile.points.keys() != specs.keys():
             raise SpecError(f"profile {profile.name!r} does not name every layer")
@@ -210,3 +208,10 @@ def _check(manifest: Manifest) -> None:
             stored = layer.spec.stored_dense(point) or point.rank in layer.ranks
             if not stored or point.bits not in layer.bits:
                 raise SpecError(f"profile {profile.name!r}: {layer.spec.name}: {point} not stored")
+
+
+def _check_controller(controller: ControllerEntry, profiles: list[str]) -> None:
+    if list(controller.profiles) != profiles:
+        raise SpecError("the controller does not have the artifact's profiles")
+    if len({unit.name for unit in controller.units}) != len(controller.units):
+        raise SpecError("the controller's units repeat")

@@ -34,7 +34,7 @@ def get(
 
     if name not in DATASETS:
         raise DataError(f"no data set {name!r}: there is {', '.join(DATASETS)}")
-    path = DATASETS[name](to, given, lambda text: err.print(f"· {text}"))
+    path = DATASETS[name](to, given, lambda text: err.print(f"· {text}", soft_wrap=True))
     if as_json:
         print_json({"name": name, "path": str(path)})
     else:

@@ -24,7 +24,8 @@ def train(
         bool, typer.Option("--sweep", help="Train the recipe's grid and rank it")
     ] = False,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Override one of train: --set steps=100")
+        list[str] | None,
+        typer.Option("--set", help="Override one: --set steps=100, elastic.tile=4"),
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -62,14 +63,15 @@ def _table(payload: dict[str, Any]) -> Table:
     classes = rows[-1]["accuracy"] is not None
     what = "accuracy" if classes else "loss"
     title = f"{payload['subject']}, {payload['samples']:,} test samples"
-    table = Table("view", what, "untrained", "to full", "drift", "FLOPs", "bytes", title=title)
+    heads = ("view", what, "untrained", "to full, points", "drift", "FLOPs", "bytes")
+    table = Table(*heads, title=title, pad_edge=False)
     for row in rows:
         before = row["untrained" if classes else "untrained_loss"]
         gap = row["to_full"]
         shown = (
             ""
             if gap is None or row["name"] == "full"
-            else (f"{gap['difference']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]")
+            else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * value for value in gap.values()))
         )
         table.add_row(
             row["name"], f"{row[what]:.4f}", f"{before:.4f}", shown, f"{row['drift']:.3f}",

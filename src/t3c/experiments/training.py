@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from t3c.convert import elasticize_, state_of
-from t3c.errors import DataError
+from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
 from t3c.experiments.recipe import Recipe, Sweep
 from t3c.exporter import export
-from t3c.files import write_atomic
+from t3c.files import write_atomic, writing
 from t3c.nn.inputs import call, evaluating
 from t3c.nn.view import at
 from t3c.runtime.engines.protocol import Array
 from t3c.spec import LayerPoint, Profile, ProfileChain
 from t3c.train import History, Keep, TrainConfig, fit, reconstruct
+from t3c.train.checkpoint import latest
 from t3c.train.losses import Loss, loss_of
 from t3c.train.targets import counted_shares
-from t3c.train.validate import SHOWN
+from t3c.train.validate import shown, validate
 from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
 
-RESULT = "result.json"
+RESULT, RECIPE, SCORE = "result.json", "recipe.json", "score.json"
+RECONSTRUCTED = "reconstructed.safetensors"
+SAME = ("subject", "batch", "samples", "elastic", "blocks")  # for a run to be gone on with
 Z95 = 1.959963984540054
 Say = Callable[[str], object]
 Watch = Callable[[str, int, int], object]
@@ -63,24 +71,22 @@ def train_recipe(
     recipe: Recipe, out: Path, *, resume: bool = False, say: Say, watch: Watch
 ) -> Trained:
     """Make the subject elastic, train it, and test full and every profile, untrained beside it."""
+    begun = _begun(recipe, out, resume)
     say(f"loading {recipe.subject}")
     subject = SUBJECTS[recipe.subject]()
     say(f"making it elastic, with factors that suit {len(subject.statistics) * 64} samples")
     elasticize_(subject.model, subject.example, recipe.elastic, calibration=subject.statistics)
     model, untrained = subject.model, copy.deepcopy(subject.model)
-    out.mkdir(parents=True, exist_ok=True)
     config = recipe.train
     batches = subject.batches(recipe.batch, config.seed, recipe.samples)
-    if recipe.blocks is not None:
-        say("reconstructing block by block")
-        reconstruct(model, batches, recipe.blocks, watch=lambda b, i, n: watch(b, i, n))
+    _reconstruct(recipe, subject, out, begun, say, watch)
     say(f"training once for every profile: {config.steps} steps of {recipe.batch} samples")
     history = fit(
-        model, batches, config, validation=in_batches(subject.validation), image=subject.image,
-        keep=Keep(out, resume), on_step=told(config, watch),
+        model, batches, config, validation=subject.in_batches(subject.validation),
+        image=subject.image, keep=Keep(out, resume), on_step=told(config, watch),
     )  # fmt: skip
     say(f"testing on {len(subject.test[0])} samples that nothing was tuned on")
-    rows = view_rows(model, untrained, history.profiles, subject.test, config, watch)
+    rows = view_rows(model, untrained, history.profiles, subject, config, watch)
     payload = {"subject": subject.name, "samples": len(subject.test[0]), "profiles": rows}
     write_atomic(out / RESULT, json.dumps(payload, indent=1).encode())
     if recipe.export is not None:
@@ -91,6 +97,48 @@ def train_recipe(
             image=subject.image, classes=subject.classes, say=say, watch=watch,
         )  # fmt: skip
     return Trained(subject, model, history, rows, len(subject.test[0]))
+
+
+def _begun(recipe: Recipe, out: Path, resume: bool) -> bool:
+    """Whether `out` holds a run to go on with, which has to be of the same recipe."""
+    path, told = out / RECIPE, {name: repr(getattr(recipe, name)) for name in SAME}
+    if latest(out / "checkpoints") is None:
+        with writing(out, TrainError):
+            out.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(told, indent=1).encode(), TrainError)
+        return False
+    if not resume:
+        raise TrainError(f"{out} holds a run already: resume it or name another")
+    if path.exists():  # the trainer sees to its own settings
+        before = _read(path, *SAME)
+        for name, now in told.items():
+            if before[name] != now:
+                raise TrainError(f"{out} is of another recipe: {name} {before[name]}, not {now}")
+    return True
+
+
+def _reconstruct(
+    recipe: Recipe, subject: Subject, out: Path, begun: bool, say: Say, watch: Watch
+) -> None:
+    """Reconstruct block by block, if that is asked for; a run begun starts from what it had."""
+    path = out / RECONSTRUCTED
+    if recipe.blocks is None:
+        return
+    parameters = dict(subject.model.named_parameters())
+    if begun:
+        try:
+            kept = load(path.read_bytes())
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(kept[name])
+        except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+            raise TrainError(f"{path} is not what the run started from: {error}") from error
+        return
+    say("reconstructing block by block")
+    # Batches of their own: those of the training begin where they begin without blocks.
+    batches = subject.batches(recipe.batch, recipe.train.seed, recipe.samples)
+    reconstruct(subject.model, batches, recipe.blocks, watch=watch)
+    write_atomic(path, save({n: p.detach().contiguous() for n, p in parameters.items()}))
 
 
 def told(config: TrainConfig, watch: Watch) -> Callable[[int, Mapping[str, float]], object]:
@@ -107,36 +155,37 @@ def view_rows(
     model: nn.Module,
     untrained: nn.Module,
     profiles: ProfileChain,
-    test: Labelled,
+    subject: Subject,
     config: TrainConfig,
     watch: Watch,
 ) -> list[dict[str, Any]]:
-    """Full and every profile, smallest first: trained, untrained, and paired differences."""
+    """Every profile, smallest first, and full: trained, untrained, and paired differences."""
     loss = loss_of(config.loss)
-    plans = state_of(model).plan.layers
-    shares = counted_shares(plans)
+    shares = counted_shares(state_of(model).plan.layers)
     views: list[Profile | None] = [*profiles, None]
-    originals = outputs(state_of(model).original, None, test)
-    rows: list[dict[str, Any]] = []
-    found: list[View] = []
-    for index, profile in enumerate(views):
-        watch("testing", index + 1, len(views))
-        trained, before = (
-            tested(outputs(m, profile, test), originals, test[1], loss) for m in (model, untrained)
+    seen: list[list[View]] = [[] for _ in range(2 * len(views))]
+    parts = subject.in_batches(subject.test)
+    for index, part in enumerate(parts):
+        watch("testing", index + 1, len(parts))
+        originals = outputs(state_of(model).original, None, part)
+        wanted = [(m, profile) for m in (model, untrained) for profile in views]
+        for found, (m, profile) in zip(seen, wanted, strict=True):
+            found.append(tested(outputs(m, profile, part), originals, part[1], loss))
+    sizes = [len(target) for _, target in parts]
+    whole = [together(found, sizes) for found in seen]
+    trained, before = whole[: len(views)], whole[len(views) :]
+    return [
+        {
+            "name": "full" if profile is None else profile.name,
+            "accuracy": mine.accuracy, "untrained": old.accuracy,
+            "loss": mine.loss, "untrained_loss": old.loss,
+            "drift": mine.drift, "untrained_drift": old.drift, **_shares(profile, shares),
+            "to_full": paired(mine, trained[-1]), "to_next": above and paired(mine, above),
+        }
+        for profile, mine, old, above in zip(
+            views, trained, before, [*trained[1:], None], strict=True
         )
-        found.append(trained)
-        taken = _shares(profile, shares)
-        rows.append(
-            {
-                "name": "full" if profile is None else profile.name,
-                "accuracy": trained.accuracy, "untrained": before.accuracy,
-                "loss": trained.loss, "untrained_loss": before.loss,
-                "drift": trained.drift, "untrained_drift": before.drift, **taken,
-            }
-        )  # fmt: skip
-    for row, mine, above in zip(rows, found, [*found[1:], None], strict=True):
-        row |= {"to_full": paired(mine, found[-1]), "to_next": above and paired(mine, above)}
-    return rows
+    ]  # fmt: skip
 
 
 @torch.no_grad()
@@ -150,8 +199,19 @@ def tested(answers: Tensor, originals: Tensor, target: Tensor, loss: Loss) -> Vi
     """How answers did against the labels and against the original's."""
     change, size = (z.flatten(1).norm(dim=1) for z in (answers - originals, originals))
     drift = float((change / size.clamp_min(1e-12)).mean())
-    right = (answers.argmax(-1) == target).numpy() if target.dim() == 1 else None
+    classes = target.dim() == 1 and answers.dim() == 2 and not target.is_floating_point()
+    right = (answers.argmax(-1) == target).numpy() if classes else None
     return View(float(loss(answers, target)), drift, right)
+
+
+def together(views: Sequence[View], sizes: Sequence[int]) -> View:
+    """The view of all samples, of what it was on parts of these sizes."""
+    loss, drift = (
+        float(np.average([getattr(v, name) for v in views], weights=sizes))
+        for name in ("loss", "drift")
+    )
+    right = [v.right for v in views if v.right is not None]
+    return View(loss, drift, np.concatenate(right) if right else None)
 
 
 def paired(mine: View, other: View) -> dict[str, float] | None:
@@ -182,25 +242,52 @@ def sweep(recipe: Recipe, out: Path, *, say: Say, watch: Watch) -> list[dict[str
     assert rule is not None
     rows = []
     for index, point in enumerate(grid):
-        changed = {n: getattr(point.train, n) for n in rule.settings} | {"seed": point.train.seed}
-        name = "-".join(f"{key}={value}" for key, value in changed.items())
-        folder = out / name
-        say(f"point {index + 1} of {len(grid)}: {name}")
-        path = folder / "score.json"
+        changed = {name: point.setting(name) for name in (*rule.settings, "seed")}
+        folder = out / folder_of(point, changed)
+        say(f"point {index + 1} of {len(grid)}: {folder.name}")
+        path = folder / SCORE
         if not path.exists():
             done = train_recipe(point, folder, resume=True, say=say, watch=watch)
-            last = done.history.validation[max(done.history.validation)]
-            row = {"settings": changed, **score(last, rule)}
-            write_atomic(path, json.dumps(row, indent=1).encode())
-        rows.append(json.loads(path.read_bytes()))
+            data = {"settings": changed, "validated": _validated(done, point.train)}
+            write_atomic(path, json.dumps(data, indent=1, default=dict).encode())
+        kept = _read(path, "settings", "validated")
+        rows.append(
+            {"settings": kept["settings"], **score(kept["validated"], rule), "out": str(folder)}
+        )
     return sorted(rows, key=lambda row: row["score"])
+
+
+def folder_of(point: Recipe, changed: Mapping[str, Any]) -> str:
+    """A name of a point's own: its settings as far as names hold them, and all of it hashed."""
+    told = "-".join(f"{key}={value}" for key, value in changed.items())
+    shown = re.sub(r"[^\w.,=+-]+", "_", told, flags=re.ASCII)[:100]
+    return f"{shown}-{hashlib.sha256(repr(point).encode()).hexdigest()[:12]}"
+
+
+def _validated(done: Trained, config: TrainConfig) -> dict[str, float]:
+    """Loss and drift on the validation part: labels are not smoothed, whatever a point trains."""
+    part = done.subject.in_batches(done.subject.validation)
+    with evaluating(done.model):
+        return validate(done.model, shown(done.history.profiles), part, loss_of(config.loss))
 
 
 def score(validated: Mapping[str, float], rule: Sweep) -> dict[str, float]:
     """The task loss and the drift beyond the rule's, means over tiny, med and max (paper E.2)."""
-    names = [n for n in SHOWN if f"{n}/loss" in validated]
+    names = [key.removesuffix("/loss") for key in validated if key.endswith("/loss")]
+    names = [name for name in names if name != "full"]
     if not names:
-        raise DataError(f"nothing was validated at {', '.join(SHOWN)}")
+        raise DataError("no profile was validated")
     loss = sum(validated[f"{n}/loss"] for n in names) / len(names)
     slack = sum(max(0.0, validated[f"{n}/drift"] - rule.drift) for n in names) / len(names)
     return {"score": loss + rule.slack * slack, "loss": loss, "slack": slack}
+
+
+def _read(path: Path, *names: str) -> dict[str, Any]:
+    """What a file of JSON holds, these names at least."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not found.keys() >= set(names):
+        raise DataError(f"{path} is not what was written: it has no {', '.join(names)}")
+    return found

@@ -86,9 +86,10 @@ def record(model: nn.Module, name: str, inputs: Inputs, runs: int) -> list[Call]
 
 
 def answer(block: nn.Module, given: Call) -> Tensor:
-    answer = tensor_of(block(*_copied(given.args), **_copied(given.kwargs)))
-    assert answer is not None
-    return answer
+    """What a block answers to the same inputs."""
+    found = tensor_of(block(*_copied(given.args), **_copied(given.kwargs)))
+    assert found is not None
+    return found
 
 
 def tensor_of(output: Any) -> Tensor | None:

@@ -28,10 +28,10 @@ class TrainConfig:
     energy into the ranks the profile pays for, `spectral` keeps factors orthogonal and `gap` their
     strengths apart; the controller's are `drift`, `budget` (cost over the budget), `isotonic` and
     `entropy`. A term that weighs nothing is not computed. The task weighs little: the original is
-    trained already, and what moves the full view away from it is drift at every profile. `distill`,
-    `augment` and `certificate` ramp up over the first `ramp` of the run (paper B.2). The
-    certificate is taken every `certificate_every` steps, on `certificate_samples`, with as many
-    times its gradient.
+    trained already, and what moves the full view away from it is drift at every profile. `distill`
+    and `augment` ramp up over the first `ramp` of the run (paper B.2), `certificate` over the first
+    `anneal` (E.2). The certificate is taken every `certificate_every` steps, on
+    `certificate_samples`, with as many times its gradient.
 
     With `full="kept"` all that the full view runs on, dense weights, biases, norms, stays as it is:
     the full view is the original, `task` and `anchor` have nothing to move and are not computed,
@@ -94,10 +94,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        weights = {name: getattr(self, name) for name in TERMS}
-        network = [weights[name] for name in NETWORK_TERMS if name not in self.idle]
-        if not all(0 <= w < math.inf for w in weights.values()) or not any(network):
-            raise SpecError(f"terms weigh at least 0 and not all nothing, got {weights}")
+        self._check_weights()
         for name in ("learning_rate", "clip_norm", "softening", "worst_drift"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SpecError(f"{name} must be positive, got {getattr(self, name)}")
@@ -110,7 +107,18 @@ class TrainConfig:
         for name in ("weight_decay", "tolerance"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise SpecError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.controller == "reinforce" and not (self.distill and self.curriculum == "profiles"):
+            raise SpecError(
+                "reinforce learns from distill at profiles that the controller drew: "
+                'give distill a weight, and curriculum="profiles"'
+            )
         self._check_counts()
+
+    def _check_weights(self) -> None:
+        weights = {name: getattr(self, name) for name in TERMS}
+        known = all(0 <= weight < math.inf for weight in weights.values())
+        if not known or not self.computes(*NETWORK_TERMS):
+            raise SpecError(f"terms weigh at least 0 and not all nothing, got {weights}")
 
     def _check_counts(self) -> None:
         counts = ("steps", "certificate_every", "certificate_samples", "full_every", "profiles")
@@ -120,6 +128,8 @@ class TrainConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise SpecError(f"{name} must be at least 1, got {value}")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise SpecError(f"seed must be at least 0, got {self.seed}")
 
     def _check_choices(self) -> None:
         assert set(PENALTIES) == {"first_order", "spectral"}
@@ -133,10 +143,15 @@ class TrainConfig:
             raise SpecError(f"augmentations is a list of names, got {self.augmentations!r}")
         object.__setattr__(self, "augmentations", tuple(self.augmentations))
 
+    def computes(self, *terms: str) -> bool:
+        """Whether any of the terms weighs something and has something to move."""
+        return any(getattr(self, term) and term not in self.idle for term in terms)
+
     @property
     def idle(self) -> tuple[str, ...]:
-        """Terms that have nothing to move."""
-        return FULL_TERMS if self.full == "kept" else ()
+        """Terms that have nothing to move, or no augmented samples to be taken on."""
+        full = FULL_TERMS if self.full == "kept" else ()
+        return full if self.augmentations else (*full, "augment")
 
     @property
     def validation_steps(self) -> int:

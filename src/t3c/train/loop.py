@@ -25,10 +25,10 @@ from t3c.train.losses import Loss, loss_of
 from t3c.train.policy_net import Controller
 from t3c.train.processes import Processes
 from t3c.train.record import Recorder
-from t3c.train.run import Keep, Run
+from t3c.train.run import Keep, Run, moving
 from t3c.train.schedules import coefficient, learning_rate_share
 from t3c.train.terms import NetworkTerms
-from t3c.train.validate import shown, validate
+from t3c.train.validate import check_validation, shown, validate
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def fit(
     task = loss or loss_of(config.loss, config.label_smoothing)
     augmentation = Augmentation(config.augmentations, image)
     folder = keep.folder if keep is not None and processes.main else None
-    with evaluating(model), ExitStack() as stack:
+    if validation is not None:
+        check_validation(validation)  # now, not hours into the run
+    with evaluating(model), moving(model, config), ExitStack() as stack:
         if folder is not None:
             stack.enter_context(alone(folder))
         run = Run(model, batches, config, keep)
@@ -118,7 +120,7 @@ def advance(run: Run, network: NetworkTerms, processes: Processes, step: int) ->
     terms = network(step, inputs, target, profile)
     if run.policy is not None:
         distance = processes.mean({"distill": _value(terms.get("distill"))})
-        terms |= run.policy.terms(step, distance["distill"])
+        terms |= run.policy.terms(step, profile, distance["distill"])
     return _descend(run, processes, step, terms, profile, inputs)
 
 
@@ -132,7 +134,8 @@ def _descend(
 ) -> dict[str, float]:
     """One step down the weighted sum of the terms; their values, the same in all processes."""
     config, optimizer = run.config, run.optimizer
-    loss = torch.stack([coefficient(n, step, config) * term for n, term in terms.items()]).sum()
+    weighted = [coefficient(n, step, config) * term for n, term in terms.items()]
+    loss = torch.stack(weighted).sum() if weighted else torch.zeros(())
     values = processes.mean({n: _value(terms.get(n)) for n in TERMS})
     if not math.isfinite(_value(loss) + sum(values.values())):
         told = ", ".join(f"{name} {value:.3g}" for name, value in values.items() if value)
@@ -145,10 +148,11 @@ def _descend(
         loss.backward()  # type: ignore[no-untyped-call]
     for group in optimizer.param_groups:
         processes.average_(group["params"])
-        norm = nn.utils.clip_grad_norm_(group["params"], config.clip_norm)
-        if not bool(norm.isfinite()):
-            name = bad_gradient(run.trained)
+        norm = nn.utils.get_total_norm([p.grad for p in group["params"] if p.grad is not None])
+        if not bool(norm.isfinite()):  # before clipping, which would make all of them NaN
+            name = bad_gradient(run.trained).removeprefix("model.")
             raise TrainError(f"step {step}: the gradient of {name!r} is not finite")
+        nn.utils.clip_grads_with_norm_(group["params"], config.clip_norm, norm)
     optimizer.step()
     return values
 

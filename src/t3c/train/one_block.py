@@ -185,6 +185,7 @@ class Block:
 
 
 def weights_of(module: nn.Module) -> list[ElasticWeight]:
+    """The elastic weights that a module uses."""
     return [m for m in module.modules() if isinstance(m, ElasticWeight)]
 
 

@@ -16,6 +16,7 @@ from t3c.train.terrain import Ground, Terrain
 from t3c.train.warm_start import warm_start_
 
 DEVICE = "counted"  # costs are counted work until a device is measured
+CONTROLLED = "controlled"  # the name of profiles that the controller drew
 LOOSE = 0.5  # the least share of a resource in the first third of a run (paper 3.3)
 
 
@@ -48,30 +49,38 @@ class PolicyStep:
         units = self.controller.about.units.items()
         indices = choice[0].argmax(dim=1).tolist()
         points = {name: chain[i] for (name, chain), i in zip(units, indices, strict=True)}
-        return layer_profile(self.targets.units, points, "controlled")
+        return layer_profile(self.targets.units, points, CONTROLLED)
 
-    def terms(self, step: int, distance: float) -> dict[str, Tensor]:
-        """The controller's terms; `distance` is the network's at the profile of the step."""
+    def terms(self, step: int, profile: Profile, distance: float) -> dict[str, Tensor]:
+        """The controller's terms; `distance` is the network's at the profile of the step.
+
+        A profile that the controller did not draw says nothing of its choices: by `reinforce` there
+        is no drift then.
+        """
         limits = self._limits(step, self.batch)
         logits = self.controller(limits, 0)
         random = noise(self.config.seed, step, "choice")
         choice = gradient.straight_through(logits, temperature(step, self.config), random)
-        drift = self.ground.log_drift(choice).mean()
-        if self.config.controller == "reinforce":
-            _, log_prob = self._drawn(step)
-            returns = log_prob.new_full((1,), -distance)
-            drift = gradient.surrogate(log_prob, returns, self.value(self._limits(step, 1), 0))
         terms = {
-            "drift": drift,
             "budget": self.ground.overrun(choice, limits).mean(),
             "entropy": -gradient.entropy(logits),
         }
+        if self.config.controller == "gumbel":
+            terms["drift"] = self.ground.log_drift(choice).mean()
+        elif profile.name == CONTROLLED:
+            terms["drift"] = self._reinforced(step, distance)
         if self.config.isotonic:
             looser = limits + (1 - limits) * 0.25
             terms["isotonic"] = gradient.isotonic(
                 logits, self.controller(looser, 0), self.ground.sizes
             )
         return {name: term.float() for name, term in terms.items() if getattr(self.config, name)}
+
+    def _reinforced(self, step: int, distance: float) -> Tensor:
+        """What to minimise for the profile of the step to be drawn as often as it did well."""
+        _, log_prob = self._drawn(step)
+        returns = log_prob.new_full((1,), -distance)
+        return gradient.surrogate(log_prob, returns, self.value(self._limits(step, 1), 0))
 
     def _drawn(self, step: int) -> tuple[Tensor, Tensor]:
         """The choice of the step for its own budget, and its log probability."""

@@ -52,6 +52,11 @@ class Processes:
         if self.count == 1:
             return
         known = [p for p in parameters if p.requires_grad]
+        # What no process used is to have no gradient: the optimizer would move it by one of zeros.
+        used = self._mean(torch.tensor([float(p.grad is not None) for p in known]))
+        known = [p for p, share in zip(known, used.tolist(), strict=True) if share]
+        if not known:
+            return
         for parameter in known:  # the same set everywhere, whatever each process used
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

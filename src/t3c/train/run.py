@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from t3c.errors import TrainError
 from t3c.nn.inputs import tensors
 from t3c.nn.view import elastic_weights
 from t3c.spec import LayerPoint, Profile, ProfileChain
-from t3c.train.checkpoint import latest, load_checkpoint, save_checkpoint
+from t3c.train.checkpoint import STATE, latest, load_checkpoint, save_checkpoint
 from t3c.train.config import TERMS, TrainConfig
 from t3c.train.policy_step import PolicyStep
 from t3c.train.record import DataFingerprint, run_manifest, write_manifest
@@ -127,12 +129,12 @@ class Run:
         return found
 
     def _resume(self, path: Path) -> None:
-        restored = load_checkpoint(path, self.trained, self.optimizer)
-        now, then = _comparable(self.config), restored.state["config"]
+        now, then = _comparable(self.config), _config_of(path)
         changed = sorted(name for name in now if now[name] != then.get(name))
         if changed:
             told = ", ".join(f"{n} {then.get(n)} there, {now[n]} here" for n in changed)
             raise TrainError(f"{path} is of a run with another configuration: {told}")
+        restored = load_checkpoint(path, self.trained, self.optimizer)
         self.terms = {name: list(restored.state["terms"][name]) for name in TERMS}
         self.validation = {int(at): v for at, v in restored.state["validation"].items()}
         self.profiles = ProfileChain(
@@ -171,6 +173,26 @@ def trainable(model: nn.Module, config: TrainConfig) -> list[nn.Parameter]:
     kept = {id(weight.dense) for weight in elastic_weights(model).values()}
     own = (p for weight in elastic_weights(model).values() for p in weight.parameters())
     return [p for p in own if id(p) not in kept]
+
+
+@contextmanager
+def moving(model: nn.Module, config: TrainConfig) -> Iterator[None]:
+    """No gradients for what a run does not move; afterwards all is as it was."""
+    mine = {id(p) for p in trainable(model, config)}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
+    try:
+        for parameter in others:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def _config_of(path: Path) -> dict[str, Any]:
+    """The configuration in a whole checkpoint, before anything is restored from it."""
+    config: dict[str, Any] = json.loads((path / STATE).read_bytes())["body"]["state"]["config"]
+    return config
 
 
 def _comparable(config: TrainConfig) -> dict[str, Any]:

@@ -35,5 +35,6 @@ def forever(batches: Iterable[Any], steps: int, skip: int = 0) -> Iterator[Sampl
             if done == steps:
                 return
         if done == before:
-            raise DataError("the training data is empty")
+            ended = f"ended after {done} of {steps} batches: give what can be gone through again"
+            raise DataError(f"the training data {ended if done else 'is empty'}")
         epoch += 1

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from t3c.certify.penalty import PENALTIES, Penalty
 from t3c.convert import state_of
+from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, call, join, select, tensors
 from t3c.nn.view import at, elastic_weights
 from t3c.nn.weight import Relaxation
@@ -59,7 +60,7 @@ class NetworkTerms:
         self, step: int, inputs: Inputs, target: Tensor, profile: Profile
     ) -> dict[str, Tensor]:
         """Every term that weighs something, unweighted; means over the samples of all processes."""
-        config, relaxed = self.config, relaxation(step, self.config)
+        relaxed = relaxation(step, self.config)
         batch = self._prepare(step, inputs, target)
         makers = self._views(step, batch, profile, relaxed) | {
             "certificate": partial(
@@ -69,8 +70,7 @@ class NetworkTerms:
             "spectral": partial(objective.spectral, self.weights),
             "gap": partial(objective.gap, self.weights),
         }
-        wanted = [name for name in makers if getattr(config, name) and name not in config.idle]
-        return {name: makers[name]() for name in wanted}
+        return {name: make() for name, make in makers.items() if self.config.computes(name)}
 
     def _views(
         self, step: int, batch: Batch, profile: Profile, relaxed: Relaxation | None
@@ -80,6 +80,8 @@ class NetworkTerms:
         One pass of the original and one of the profile serve plain and augmented samples both.
         """
         config, model = self.config, self.model
+        if not config.computes("distill", "augment", *FULL_TERMS):
+            return {}
         plain, weight = self.processes.share(batch.plain)
         target = batch.target[self.processes.rows]
         parts, weights = [plain], [weight]
@@ -91,23 +93,31 @@ class NetworkTerms:
         with torch.no_grad():
             teachers = torch.split(call(self.original, join(parts)), sizes)
         makers: dict[str, Callable[[], Tensor]] = {}
-        if config.distill or config.augment:
+        if config.computes("distill", "augment"):
             with at(model, profile, relaxed):
                 students = torch.split(call(model, join(parts)), sizes)
             names = ("distill", "augment")
             for name, s, t, w in zip(names, students, teachers, weights, strict=False):
                 makers[name] = lambda s=s, t=t, w=w: w * match(s, t)  # type: ignore[misc]
-        if any(getattr(config, name) for name in FULL_TERMS if name not in config.idle):
+        if config.computes(*FULL_TERMS):
             due = self.full["task"].due(step)
             with at(model, None):
                 full = call(model, plain) if due else teachers[0]
             makers["task"] = lambda: self.full["task"](
-                step, lambda: weight * self.loss(full, target)
+                step, lambda: weight * self._task(full, target)
             )
             makers["anchor"] = lambda: self.full["anchor"](
                 step, lambda: weight * match(full, teachers[0])
             )
         return makers
+
+    def _task(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """The task's loss, which may be someone's own."""
+        value = self.loss(outputs, target)
+        if not isinstance(value, Tensor) or value.dim():
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise DataError(f"a loss is one number, the mean over samples, got {shape}")
+        return value
 
     def _prepare(self, step: int, inputs: Inputs, target: Tensor) -> Batch:
         """Mix labels if asked to, and augment the second half of the batch."""
@@ -123,7 +133,9 @@ class NetworkTerms:
 
     def _mixed(self, step: int, inputs: Inputs, target: Tensor) -> tuple[Inputs, Tensor]:
         """Mixup or CutMix, with "both" either by the toss of a coin."""
-        assert isinstance(inputs, Tensor)
+        if not isinstance(inputs, Tensor):
+            kind = type(inputs).__name__
+            raise DataError(f"mixing is for images, one tensor (n, c, h, w), got a {kind}")
         with torch.no_grad():
             classes = call(self.original, inputs[:1]).shape[-1]
         kind = self.config.mixing

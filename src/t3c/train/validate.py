@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.random import fork_rng
 
 from t3c.convert import state_of
 from t3c.errors import DataError
@@ -28,6 +29,20 @@ def shown(chain: ProfileChain) -> list[Profile]:
     return [profiles[index] for index in picked]
 
 
+def check_validation(batches: Iterable[Any]) -> None:
+    """Refuse data that cannot be validated on, by its first batch."""
+    with fork_rng(devices=[]):
+        begun = iter(batches)
+        if begun is batches:
+            raise DataError("validation goes through its data again: give a list or a loader")
+        first = next(begun, None)
+    if first is None:
+        raise DataError("the validation data is empty")
+    if split_batch(first)[1] is None:
+        raise DataError("validation needs batches of (inputs, target)")
+
+
+@fork_rng(devices=[])  # a loader may draw: what a run does next is not to depend on it
 @torch.no_grad()
 def validate(
     model: nn.Module,

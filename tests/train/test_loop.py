@@ -1,0 +1,517 @@
+"""Runs as a whole: what they reach, how they stop and go on, what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from oracles import first_order_drift
+from t3c.convert import elasticize_, state_of
+from t3c.errors import ConvertError, DataError, SpecError, TrainError
+from t3c.nn import at, elastic_weights
+from t3c.spec import LayerPoint, Profile
+from t3c.train import History, Keep, TrainConfig, fit
+from t3c.zoo.digits import IMAGE, Digits
+
+
+@pytest.fixture(scope="module")
+def elastic(trained: nn.Module, digits: Digits) -> nn.Module:
+    net = copy.deepcopy(trained)
+    elasticize_(net, digits.train[0][:2], calibration=digits.loader(64))
+    return net
+
+
+@pytest.fixture
+def model(elastic: nn.Module) -> nn.Module:
+    return copy.deepcopy(elastic)
+
+
+def low(model: nn.Module) -> Profile:
+    plans = state_of(model).plan.layers
+    points = {p.spec.name: LayerPoint(p.ranks[min(1, len(p.ranks) - 1)], 6) for p in plans}
+    return Profile("low", points)
+
+
+@torch.no_grad()
+def drift(model: nn.Module, profile: Profile | None, digits: Digits) -> float:
+    x = digits.test[0][:200]
+    with at(model, profile):
+        z, original = model(x), state_of(model).original(x)
+    return float(((z - original).norm(dim=1) / original.norm(dim=1)).mean())
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    mine, others = a.state_dict(), b.state_dict()
+    return mine.keys() == others.keys() and all(torch.equal(mine[n], others[n]) for n in mine)
+
+
+def few(digits: Digits, batch: int = 8) -> DataLoader[tuple[Tensor, ...]]:
+    """Shuffled batches of 28 samples, so that a short run goes through them more than once."""
+    data = TensorDataset(*(t[:28] for t in digits.train))
+    return DataLoader(data, batch, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+def test_training_brings_compressed_views_closer(model: nn.Module, digits: Digits) -> None:
+    before = drift(model, low(model), digits)
+    statistics = {n: b.clone() for n, b in model.named_buffers()}
+    history = fit(model, digits.loader(32), TrainConfig(steps=30, full="trained"))
+    assert history.steps == 30
+    assert drift(model, low(model), digits) < 0.8 * before
+    assert 0 < drift(model, None, digits) < 0.1
+    assert all(torch.equal(statistics[n], b) for n, b in model.named_buffers())
+
+
+def test_two_runs_agree(model: nn.Module, digits: Digits) -> None:
+    other = copy.deepcopy(model)
+    a = fit(model, few(digits), TrainConfig(steps=4))
+    torch.rand(7)  # nothing hangs on the global generator
+    b = fit(other, few(digits), TrainConfig(steps=4))
+    assert a == b
+    assert same_weights(model, other)
+
+
+def test_the_certificate_alone_lowers_the_drift_it_predicts(
+    model: nn.Module, digits: Digits
+) -> None:
+    x, original = digits.test[0][:32], state_of(model).original
+    before = first_order_drift(model, original, low(model), x).mean()
+    config = TrainConfig(
+        steps=40, learning_rate=1e-3, distill=0, tail=0, certificate=1, certificate_every=2
+    )
+    fit(model, digits.loader(8), config)
+    assert first_order_drift(model, original, low(model), x).mean() < 0.8 * before
+
+
+def test_a_certificate_that_weighs_nothing_leaves_a_run_as_it_was(
+    model: nn.Module, digits: Digits
+) -> None:
+    other, before = copy.deepcopy(model), torch.get_rng_state()
+    config = TrainConfig(steps=3, masks=True)
+    a = fit(model, few(digits), config)
+    kind = replace(config, certificate_kind="spectral", certificate_every=1)
+    b = fit(other, few(digits), kind)
+    assert a == b
+    assert set(a.terms["certificate"]) == {0.0}
+    assert torch.equal(before, torch.get_rng_state())
+    assert same_weights(model, other)
+
+
+def test_the_certificate_goes_with_masks(model: nn.Module, digits: Digits) -> None:
+    config = TrainConfig(steps=2, masks=True, certificate=0.1, certificate_every=1)
+    assert min(fit(model, few(digits), config).terms["certificate"]) > 0
+
+
+# Runs that are stopped, and go on.
+
+SHORT = TrainConfig(
+    steps=7, checkpoint_every=2, validate_every=3, anneal=0.3, worst_drift=5.0, learning_rate=1e-2
+)
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gumbel": {"controller": "gumbel"},
+    "reinforce": {"controller": "reinforce", "broad": 0.0},
+    "masks": {"masks": True},
+    "spectral": {"certificate": 0.1, "certificate_kind": "spectral", "certificate_every": 3},
+    "augmented": {
+        "full": "trained", "full_every": 3, "augmentations": ("shift", "color_jitter"),
+        "mixing": "both", "label_smoothing": 0.1, "certificate": 0.1,
+    },
+}  # fmt: skip
+
+
+class StopError(Exception):
+    """Ends a run from within."""
+
+
+def run(
+    model: nn.Module, digits: Digits, config: TrainConfig, keep: Keep | None,
+    stop: int | None = None,
+) -> History:  # fmt: skip
+    def on_step(step: int, values: Mapping[str, float]) -> None:
+        if step == stop:
+            raise StopError
+
+    held = [tuple(t[:10] for t in digits.test)]
+    return fit(model, few(digits), config, keep=keep, validation=held, image=IMAGE, on_step=on_step)
+
+
+def as_recorded(folder: Path) -> bytes:
+    return (folder / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_stopped_ends_as_if_it_had_not(
+    elastic: nn.Module, digits: Digits, tmp_path: Path, kind: str
+) -> None:
+    config = replace(SHORT, **KINDS[kind])
+    whole, stopped, resumed = (copy.deepcopy(elastic) for _ in range(3))
+    expected = run(whole, digits, config, Keep(tmp_path / "whole"))
+    folder = tmp_path / "stopped"
+    with pytest.raises(StopError):
+        run(stopped, digits, config, Keep(folder), stop=5)  # after the checkpoint of step 4
+    assert [p.name for p in sorted((folder / "checkpoints").glob("step-*"))][-1] == "step-00000004"
+    torch.rand(3)
+    found = run(resumed, digits, config, Keep(folder, resume=True))
+    assert found == expected
+    assert same_weights(whole, resumed)
+    assert not same_weights(whole, elastic)
+    assert as_recorded(folder) == as_recorded(tmp_path / "whole")
+    if expected.controller is not None:
+        assert found.controller is not None
+        assert same_weights(expected.controller, found.controller)
+    data = [json.loads((f / "run.json").read_text())["data"] for f in (folder, tmp_path / "whole")]
+    assert data[0] == data[1]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from t3c.train import Keep, fit
+model, batches, config, folder = torch.load(sys.argv[1], weights_only=False)
+def on_step(step, values):
+    if step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+fit(model, batches, config, keep=Keep(Path(folder)), on_step=on_step)
+"""
+
+
+def test_a_run_that_was_killed_goes_on(elastic: nn.Module, digits: Digits, tmp_path: Path) -> None:
+    config = replace(
+        SHORT, masks=True, certificate=0.1, certificate_kind="spectral", certificate_every=2
+    )
+    folder, given = tmp_path / "killed", tmp_path / "given.pt"
+    torch.save((elastic, few(digits), config, str(folder)), given)
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(given)], capture_output=True, timeout=120
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
+    assert len(as_recorded(folder).splitlines()) == 6
+    whole, resumed = copy.deepcopy(elastic), copy.deepcopy(elastic)
+    expected = fit(whole, few(digits), config, keep=Keep(tmp_path / "whole"))
+    assert fit(resumed, few(digits), config, keep=Keep(folder, resume=True)) == expected
+    assert same_weights(whole, resumed)
+    assert as_recorded(folder) == as_recorded(tmp_path / "whole")
+
+
+def test_a_folder_that_holds_a_run(elastic: nn.Module, digits: Digits, tmp_path: Path) -> None:
+    config, model = replace(SHORT, steps=2), copy.deepcopy(elastic)
+    expected = fit(model, few(digits), config, keep=Keep(tmp_path))
+    before = as_recorded(tmp_path)
+    again = copy.deepcopy(elastic)
+    with pytest.raises(TrainError, match=r"^\S+ holds a run already: resume it or name another$"):
+        fit(again, few(digits), config, keep=Keep(tmp_path))
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"learning_rate": 0.5}, "learning_rate 0.01 there, 0.5 here"),
+        ({"controller": "gumbel"}, "controller off there, gumbel here"),
+        ({"full": "trained", "seed": 1}, "full kept there, trained here, seed 3407 there, 1 here"),
+        ({"augmentations": ("shift",)}, r"augmentations \[\] there, \['shift'\] here"),
+    ]
+    for changed, told in changes:
+        with pytest.raises(TrainError, match=f"another configuration: {told}$"):
+            fit(again, few(digits), replace(config, **changed), keep=Keep(tmp_path, resume=True))
+    assert same_weights(again, elastic)  # what is refused has changed nothing
+    steps: list[int] = []
+    done = Keep(tmp_path, resume=True)
+    often = replace(config, checkpoint_every=1, validate_every=1)  # these may change
+    found = fit(again, few(digits), often, keep=done, on_step=lambda s, _: steps.append(s))
+    assert found == expected
+    assert not steps
+    assert same_weights(again, model)
+    assert as_recorded(tmp_path) == before
+
+
+def test_a_finished_run_with_masks_is_sorted_again(
+    elastic: nn.Module, digits: Digits, tmp_path: Path
+) -> None:
+    config = replace(SHORT, steps=3, masks=True, learning_rate=0.1)
+    model, again = copy.deepcopy(elastic), copy.deepcopy(elastic)
+    fit(model, few(digits), config, keep=Keep(tmp_path))
+    fit(again, few(digits), config, keep=Keep(tmp_path, resume=True))
+    assert same_weights(model, again)
+    assert not any(weight.sort_() for weight in elastic_weights(model).values())
+
+
+def test_resuming_where_nothing_is_starts_anew(
+    elastic: nn.Module, digits: Digits, tmp_path: Path
+) -> None:
+    model, other = copy.deepcopy(elastic), copy.deepcopy(elastic)
+    config = replace(SHORT, steps=2)
+    with pytest.raises(StopError):  # before any checkpoint
+        run(copy.deepcopy(elastic), digits, config, Keep(tmp_path), stop=0)
+    a = run(model, digits, config, Keep(tmp_path, resume=True))
+    assert a == run(other, digits, config, None)
+    assert same_weights(model, other)
+    steps = [json.loads(line)["step"] for line in as_recorded(tmp_path).splitlines()]
+    assert steps == [0, 1, 1]
+
+
+# Validation.
+
+
+def test_validation_is_recorded_at_its_steps(
+    model: nn.Module, digits: Digits, tmp_path: Path
+) -> None:
+    held = DataLoader(TensorDataset(*(t[:20] for t in digits.test)), 15, shuffle=True)
+    other, before = copy.deepcopy(model), torch.get_rng_state()
+    config = TrainConfig(steps=5, validate_every=2, worst_drift=5.0, label_smoothing=0.1)
+    history = fit(model, few(digits), config, validation=held, keep=Keep(tmp_path))
+    assert torch.equal(before, torch.get_rng_state())  # though the loader shuffles
+    assert list(history.validation) == [1, 3, 4]
+    views = ("full", "tiny", "med", "max")
+    measured = {f"{view}/{what}" for view in views for what in ("loss", "drift", "accuracy")}
+    assert all(set(found) == measured for found in history.validation.values())
+    lines = [json.loads(line) for line in as_recorded(tmp_path).splitlines()]
+    told = {line["step"]: line["values"] for line in lines if line["kind"] == "validation"}
+    assert told == history.validation
+    x, y = (t[:20] for t in digits.test)
+    with torch.no_grad():
+        for view, profile in {"full": None, **{p.name: p for p in history.profiles}}.items():
+            if view not in views:
+                continue
+            with at(model, profile):
+                z = model.eval()(x)
+            last = history.validation[4]
+            assert last[f"{view}/loss"] == pytest.approx(
+                float(F.cross_entropy(z, y, label_smoothing=0.1)), rel=1e-4
+            )
+            assert last[f"{view}/accuracy"] == pytest.approx(
+                float((z.argmax(1) == y).float().mean())
+            )
+    assert history.validation[4]["full/drift"] == 0.0
+    assert history.validation[4]["tiny/drift"] > history.validation[4]["max/drift"] > 0
+    assert fit(other, few(digits), config).terms == history.terms
+    assert same_weights(model, other)
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        (lambda x, y: [], "the validation data is empty"),
+        (lambda x, y: [x], r"validation needs batches of \(inputs, target\)"),
+        (lambda x, y: iter([(x, y)]), "validation goes through its data again"),
+    ],
+)
+def test_validation_that_cannot_be_is_refused_at_once(
+    model: nn.Module, digits: Digits, tmp_path: Path, held: Callable[..., Any], message: str
+) -> None:
+    steps: list[int] = []
+    with pytest.raises(DataError, match=message):
+        fit(
+            model, few(digits), TrainConfig(steps=2), validation=held(*digits.test),
+            keep=Keep(tmp_path / "run"), on_step=lambda step, _: steps.append(step),
+        )  # fmt: skip
+    assert not steps
+    assert not (tmp_path / "run").exists()
+
+
+# Runs that cannot go on.
+
+
+def test_data_that_cannot_be_trained_on(model: nn.Module, digits: Digits) -> None:
+    x, y = (t[:4] for t in digits.train)
+    with pytest.raises(DataError, match="training data is empty"):
+        fit(model, [], TrainConfig(steps=2))
+    with pytest.raises(DataError, match=r"batches of \(inputs, target\)"):
+        fit(model, [x], TrainConfig(steps=2))
+    with pytest.raises(DataError, match="training data ended after 2 of 5 batches"):
+        fit(model, iter([(x, y)] * 2), TrainConfig(steps=5))
+    with pytest.raises(ConvertError, match="not elastic"):
+        fit(nn.Linear(2, 2), [])
+    with pytest.raises(SpecError, match="a loss is one of"):
+        fit(model, [(x, y)], TrainConfig(loss="hinge"))
+    with pytest.raises(DataError, match=r"a loss is one number, the mean over samples, got \(4,\)"):
+        fit(
+            model, [(x, y)], TrainConfig(steps=1, full="trained"),
+            loss=lambda z, t: F.cross_entropy(z, t, reduction="none"),
+        )  # fmt: skip
+
+
+ALONE: dict[str, Any] = {"task": 0, "anchor": 0, "distill": 0, "tail": 0, "full": "trained"}
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{}, {"full": "trained"}, ALONE | {"certificate": 1}, ALONE | {"task": 1}],
+    ids=["kept", "trained", "certificate", "task"],
+)
+def test_a_batch_that_is_not_finite(
+    model: nn.Module, digits: Digits, terms: dict[str, Any]
+) -> None:
+    x, y = (t[:4].clone() for t in digits.train)
+    bad = x.clone()
+    bad[0, 0, 3, 3] = float("nan")
+    config = TrainConfig(steps=4, certificate_every=1, **terms)
+    told = r"^step 2: the loss is not finite: the batch holds NaN or infinite values \("
+    with pytest.raises(TrainError, match=told):
+        fit(model, [(x, y), (x, y), (bad, y)], config)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite(model: nn.Module, digits: Digits, value: float) -> None:
+    def spoil(step: int, values: Mapping[str, float]) -> None:
+        if step == 1:
+            with torch.no_grad():
+                model.get_parameter("blocks.1.bn2.weight")[3] = value
+
+    told = "step 2: the loss is not finite: parameter 'blocks.1.bn2.weight' is not finite"
+    with pytest.raises(TrainError, match=told):
+        fit(model, few(digits), TrainConfig(steps=4), on_step=spoil)
+
+
+def test_a_layer_that_explodes(model: nn.Module, digits: Digits) -> None:
+    def grow(step: int, values: Mapping[str, float]) -> None:
+        with torch.no_grad():
+            model.get_parameter("blocks.1.bn1.weight").fill_(3e38)
+
+    told = "step 1: the loss is not finite: the output of layer 'blocks.1.bn1' is not finite in "
+    with pytest.raises(TrainError, match=told):
+        fit(model, few(digits), TrainConfig(steps=3), on_step=grow)
+
+
+class Poison(torch.autograd.Function):
+    """Passes values on, and a gradient that is not finite back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * float("nan")
+
+
+def test_a_gradient_that_is_not_finite_is_named(model: nn.Module, digits: Digits) -> None:
+    # Of all that is trained only the last bias has a gradient of NaN.
+    head = model.get_submodule("head")
+    bias = head.bias
+    assert isinstance(bias, Tensor)
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        poisoned: Tensor = Poison.apply(bias)  # type: ignore[no-untyped-call]
+        return F.cross_entropy(outputs, target) + 0 * poisoned.sum()
+
+    with pytest.raises(TrainError, match=r"^step 0: the gradient of 'head.bias' is not finite$"):
+        fit(model, few(digits), TrainConfig(steps=2, full="trained"), loss=loss)
+
+
+# Tasks.
+
+
+def test_a_loss_of_ones_own(model: nn.Module, digits: Digits) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        seen.append((*outputs.shape, *target.shape))
+        return F.multi_margin_loss(outputs, target)
+
+    config = TrainConfig(steps=3, full="trained", label_smoothing=0.0)
+    task = fit(model, digits.loader(8), config, loss=loss).terms["task"]
+    assert seen == [(8, 10, 8)] * 3
+    assert len(set(task)) == 3
+
+
+def test_label_smoothing_is_of_the_task_alone(elastic: nn.Module, digits: Digits) -> None:
+    config = TrainConfig(steps=1, full="trained", label_smoothing=0.2)
+    batch = [tuple(t[:8] for t in digits.train)]
+    smooth, plain = (
+        fit(copy.deepcopy(elastic), batch, c).terms
+        for c in (config, replace(config, label_smoothing=0.0))
+    )
+    with torch.no_grad():
+        z = state_of(elastic).original(batch[0][0])
+        wanted = F.cross_entropy(z, batch[0][1], label_smoothing=0.2)
+    assert smooth["task"][0] == pytest.approx(float(wanted), rel=1e-4)
+    assert smooth["task"] != plain["task"]
+    assert smooth["distill"] == plain["distill"]
+
+
+def test_values_are_fitted_by_their_drift_alone() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 3))
+    x = torch.randn(96, 32)
+    y = torch.randn(96, 3)
+    elasticize_(net, x[:2], calibration=[x])
+    config = TrainConfig(
+        steps=4, loss="regression", outputs="values", full="trained", broad=0.0, anneal=0.0,
+        profiles=1, masks=False, ramp=0.0,
+    )  # fmt: skip
+    before = copy.deepcopy(net)
+    history = fit(net, [(x[:32], y[:32])], config, validation=[(x, y)])
+    (profile,) = history.profiles
+    assert history.terms["distill"][0] == pytest.approx(
+        _relative(before, profile, x[:32]), rel=1e-4
+    )
+    with torch.no_grad():
+        task = F.mse_loss(before(x[:32]), y[:32])
+    assert history.terms["task"][0] == pytest.approx(float(task), rel=1e-4)
+    assert not any("accuracy" in key for key in history.validation[3])
+    with pytest.raises(DataError, match="regression takes outputs and targets of one shape"):
+        fit(net, [(x, y[:, :2])], config)
+
+
+@torch.no_grad()
+def _relative(net: nn.Module, profile: Profile, x: Tensor) -> float:
+    with at(net, profile):
+        z = net(x)
+    before = state_of(net).original(x)
+    return float(((z - before).norm(dim=1) / before.norm(dim=1)).mean())
+
+
+def _language_model(kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "llama":
+        made = transformers.LlamaConfig(
+            vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, intermediate_size=64, max_position_embeddings=16,
+        )  # fmt: skip
+        llama: nn.Module = transformers.LlamaForCausalLM(made)
+        return llama
+    made = transformers.GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=1, n_head=2)
+    gpt2: nn.Module = transformers.GPT2LMHeadModel(made)
+    return gpt2
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_language_models(kind: str) -> None:
+    net = _language_model(kind)
+    tokens = torch.randint(0, 60, (16, 12), generator=torch.Generator().manual_seed(1))
+    elasticize_(net, {"input_ids": tokens[:2]}, calibration=[{"input_ids": tokens}])
+    target = tokens.clone()
+    target[:, -3:] = -100  # not predicted
+    mask = torch.ones_like(tokens)
+    config = TrainConfig(
+        steps=3, loss="language_modelling", full="trained", certificate=0.1, certificate_every=2
+    )
+    named = {"input_ids": tokens, "attention_mask": mask}
+    as_dict, as_tensor = copy.deepcopy(net), copy.deepcopy(net)
+    history = fit(as_dict, [(named, target)], config, validation=[(named, target)])
+    other = fit(as_tensor, [(tokens, target)], config)
+    with torch.no_grad():
+        logits = state_of(net).original(tokens).logits
+    wanted = F.cross_entropy(logits[:, :8].flatten(0, 1), tokens[:, 1:9].flatten())
+    assert history.terms["task"][0] == pytest.approx(float(wanted), rel=1e-4)
+    assert min(history.terms["distill"]) > 0
+    for name, values in other.terms.items():
+        assert history.terms[name] == pytest.approx(values, rel=1e-3, abs=1e-6), name
+    assert "full/loss" in history.validation[2]
+    dropped = replace(config, augmentations=("drop_tokens",), full="kept")
+    assert min(fit(as_dict, [(named, target)], dropped).terms["augment"]) > 0
+    for mixing in ("mixup", "cutmix"):
+        with pytest.raises(DataError, match="images"):
+            fit(as_tensor, [(tokens, target)], replace(config, mixing=mixing))

@@ -1,0 +1,230 @@
+"""What changes over a run, and which profile each step trains."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from t3c.convert import elasticize_, state_of
+from t3c.errors import SpecError
+from t3c.spec import Profile
+from t3c.train import TrainConfig, fit
+from t3c.train.config import TERMS
+from t3c.train.sampling import draw, sample_profile
+from t3c.train.schedules import (
+    broad_share,
+    coefficient,
+    draws,
+    learning_rate_share,
+    noise,
+    relaxation,
+    temperature,
+)
+from t3c.train.targets import Targets, find_targets
+from t3c.zoo.digits import Digits
+
+LONG = TrainConfig(steps=300)
+
+
+@pytest.fixture(scope="module")
+def elastic(trained: nn.Module, digits: Digits) -> nn.Module:
+    net = copy.deepcopy(trained)
+    elasticize_(net, digits.train[0][:2], calibration=digits.loader(64))
+    return net
+
+
+@pytest.fixture(scope="module")
+def targets(elastic: nn.Module, digits: Digits) -> Targets:
+    return find_targets(elastic, digits.train[0][:8], LONG)
+
+
+def drawn(model: nn.Module, targets: Targets, config: TrainConfig) -> list[Profile]:
+    plans = state_of(model).plan.layers
+    return [draw(step, plans, targets.profiles, config) for step in range(config.steps)]
+
+
+def levels(model: nn.Module, profile: Profile) -> float:
+    """The mean rank of a profile's layers as a share of the way from the least to the top."""
+    plans = [p for p in state_of(model).plan.layers if len(p.ranks) > 1]
+    return float(
+        np.mean(
+            [p.ranks.index(profile.points[p.spec.name].rank) / (len(p.ranks) - 1) for p in plans]
+        )
+    )
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+    shares = [learning_rate_share(step, LONG) for step in range(300)]
+    assert shares[:30] == pytest.approx([(step + 1) / 30 for step in range(30)])
+    assert shares[30] == 1.0
+    assert shares[165] == pytest.approx(0.5)
+    assert 0 < shares[-1] < 1e-4
+    assert shares[30:] == sorted(shares[30:], reverse=True)
+    assert learning_rate_share(0, replace(LONG, warmup=0.0)) == 1.0
+    assert learning_rate_share(0, TrainConfig(steps=1)) == 1.0
+
+
+def test_the_learning_rate_follows_the_batch(elastic: nn.Module, digits: Digits) -> None:
+    config = TrainConfig(steps=2, learning_rate=0.1, reference_batch=256)
+    assert config.learning_rate_for(512) == pytest.approx(0.2)
+    assert replace(config, reference_batch=None).learning_rate_for(512) == 0.1
+    ends = []
+    for rate, reference in ((8 * 1e-3, 64), (1e-3, None)):  # batches of 8
+        model = copy.deepcopy(elastic)
+        made = TrainConfig(steps=2, learning_rate=rate, reference_batch=reference)
+        fit(model, digits.loader(8), made)
+        ends.append(model.state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_terms_that_ramp() -> None:
+    config = replace(LONG, certificate=2.0, ramp=0.1, anneal=0.5, tail=0.3)
+    for step, share in ((0, 0.0), (15, 0.5), (30, 1.0), (299, 1.0)):
+        assert coefficient("distill", step, config) == pytest.approx(share)
+        assert coefficient("augment", step, config) == pytest.approx(0.25 * share)
+    for step, share in ((0, 0.0), (75, 0.5), (150, 1.0), (299, 1.0)):
+        assert coefficient("certificate", step, config) == pytest.approx(2 * share)
+    for step, share in ((0, 1.0), (150, 0.5)):
+        assert coefficient("entropy", step, config) == pytest.approx(0.01 * share)
+    for name in sorted(set(TERMS) - {"distill", "augment", "certificate", "entropy"}):
+        constant = {coefficient(name, step, config) for step in range(300)}
+        assert constant == {getattr(config, name)}, name
+    at_once = replace(config, ramp=0.0, anneal=0.0)
+    assert coefficient("distill", 0, at_once) == 1.0
+    assert coefficient("certificate", 0, at_once) == 2.0
+
+
+def test_temperature_falls_by_half_in_each_third() -> None:
+    assert [temperature(step, LONG) for step in (0, 100, 200)] == pytest.approx([2, 1, 0.5])
+    assert temperature(299, LONG) == pytest.approx(0.3)  # held there
+    assert relaxation(0, LONG) is None
+    relaxed = relaxation(100, replace(LONG, masks=True))
+    assert relaxed is not None
+    assert relaxed.temperature == pytest.approx(1)
+
+
+def test_gamma_falls_to_the_broad_share(elastic: nn.Module, targets: Targets) -> None:
+    gammas = [broad_share(step, LONG) for step in range(300)]
+    assert gammas[0] == 1.0
+    assert gammas[50] == pytest.approx(0.5)
+    assert gammas[75:] == pytest.approx([0.25] * 225)
+    broad = [p.name == "sampled" for p in drawn(elastic, targets, LONG)]
+    assert np.mean(broad[:30]) > 0.7
+    assert np.mean(broad[100:]) == pytest.approx(0.25, abs=0.08)
+    never = replace(LONG, broad=0.0, anneal=0.0)
+    names = {p.name for p in drawn(elastic, targets, never)}
+    assert names == {p.name for p in targets.profiles}
+
+
+def test_curricula(elastic: nn.Module, targets: Targets) -> None:
+    beta = drawn(elastic, targets, replace(LONG, curriculum="beta"))
+    assert {p.name for p in beta} == {"sampled"}
+    falling = drawn(elastic, targets, replace(LONG, curriculum="falling", anneal=0.5))
+    assert {p.name for p in falling} == {"sampled"}
+    ranks = [levels(elastic, p) for p in falling]
+    assert ranks[0] > 0.8
+    assert np.mean(ranks[:30]) > np.mean(ranks[75:105]) > np.mean(ranks[150:])
+    assert min(ranks[:15]) > 0.4
+    assert min(ranks[150:]) < 0.2
+    assert np.mean(ranks[150:]) == pytest.approx(
+        np.mean([levels(elastic, p) for p in beta]), abs=0.08
+    )
+
+
+@pytest.mark.parametrize("elastic_in", ["ranks", "bits"])
+def test_what_is_not_elastic_stays_at_its_top(
+    elastic: nn.Module, digits: Digits, elastic_in: Literal["ranks", "bits"]
+) -> None:
+    config = TrainConfig(steps=60, elastic=elastic_in, worst_drift=5.0)
+    found = find_targets(elastic, digits.train[0][:8], config)
+    plans = state_of(elastic).plan.layers
+    profiles = drawn(elastic, found, config)
+    assert {"sampled", "tiny", "max"} <= {p.name for p in profiles}
+    for plan in plans:
+        points = [p.points[plan.spec.name] for p in (*profiles, *found.profiles)]
+        ranks, bits = {p.rank for p in points}, {p.bits for p in points}
+        if elastic_in == "ranks":
+            assert bits == {plan.bits[-1]}
+            assert ranks <= set(plan.ranks)
+            assert len(ranks) > 1 or len(plan.ranks) == 1
+        else:
+            assert ranks == {plan.ranks[-1]}
+            assert bits == set(plan.bits)
+    for options in found.chains.values():
+        held = {o.point.bits if elastic_in == "ranks" else o.point.rank for o in options}
+        assert len(held) == 1
+
+
+def test_samples_reach_every_rank_and_bit(elastic: nn.Module) -> None:
+    plans = state_of(elastic).plan.layers
+    rng = np.random.default_rng(0)
+    many = [sample_profile(plans, rng) for _ in range(300)]
+    for plan in plans:
+        points = {(d.points[plan.spec.name].rank, d.points[plan.spec.name].bits) for d in many}
+        assert points == {(k, q) for k in plan.ranks for q in plan.bits}
+
+
+@given(seed=st.integers(0, 2**40), step=st.integers(0, 10**7))
+def test_draws_depend_on_seed_step_and_purpose_alone(seed: int, step: int) -> None:
+    def first(seed: int, step: int, what: str) -> tuple[float, float]:
+        tensor = torch.rand((), dtype=torch.float64, generator=noise(seed, step, what))
+        return draws(seed, step, what).random(), float(tensor)
+
+    once = first(seed, step, "mix")
+    np.random.default_rng(0).random()
+    torch.rand(3)
+    assert first(seed, step, "mix") == once
+    others = [first(seed + 1, step, "mix"), first(seed, step + 1, "mix"), first(seed, step, "mask")]
+    for other in others:
+        assert other[0] != once[0]
+        assert other[1] != once[1]
+
+
+def test_a_step_draws_the_same_profile_whatever_ran_before(
+    elastic: nn.Module, targets: Targets
+) -> None:
+    plans = state_of(elastic).plan.layers
+    forward = [draw(step, plans, targets.profiles, LONG) for step in range(20)]
+    backward = [draw(step, plans, targets.profiles, LONG) for step in reversed(range(20))]
+    assert forward == backward[::-1]
+    other = [draw(s, plans, targets.profiles, replace(LONG, seed=1)) for s in range(20)]
+    assert forward != other
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": 2.5}, "steps must be at least 1, got 2.5"),
+        ({"learning_rate": -1.0}, "learning_rate must be positive, got -1"),
+        ({"clip_norm": float("inf")}, "clip_norm must be positive, got inf"),
+        ({"warmup": 1.0}, r"warmup must be in \[0, 1\), got 1"),
+        ({"ramp": 1.5}, r"ramp must be in \[0, 1\], got 1.5"),
+        ({"anneal": float("nan")}, r"anneal must be in \[0, 1\], got nan"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"validate_every": 0}, "validate_every must be at least 1, got 0"),
+        ({"curriculum": "easy"}, "curriculum is one of profiles, beta, falling, got 'easy'"),
+        ({"elastic": "none"}, "elastic is one of both, ranks, bits, got 'none'"),
+        ({"augmentations": "shift"}, "augmentations is a list of names, got 'shift'"),
+        ({"certificate": -0.1}, "terms weigh at least 0"),
+        ({"certificate": float("nan")}, "terms weigh at least 0"),
+        ({"certificate": float("inf")}, "terms weigh at least 0"),
+        ({"distill": 0, "tail": 0}, "not all nothing"),
+        ({"certificate_kind": "exact"}, "one of first_order, spectral, got 'exact'"),
+        ({"certificate_every": 0}, "certificate_every must be at least 1, got 0"),
+        ({"certificate_samples": 0}, "certificate_samples must be at least 1, got 0"),
+    ],
+)
+def test_configurations_that_cannot_be(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        TrainConfig(**wrong)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
