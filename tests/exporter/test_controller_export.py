@@ -197,3 +197,23 @@ def _policy(change: Callable[[Arrays], Arrays]) -> tuple[Policy, dict[str, list[
     made = replace(made, threshold=np.array([1.0, 2.0], np.float32))
     chains = {"a": [Option(p, i + 1.0, 3.0 - i) for i, p in enumerate(points)]}
     return Policy(made.about, **change(dict(made.tensors()))), chains
+
+
+def test_continuous_proposals_are_projected_to_nested_points(exported: Exports) -> None:
+    policy = Artifact(exported["controller"][0]).controller()
+    assert policy is not None
+    about = policy.policy.about
+    chains = {
+        unit: [Option(p, float(i + 1), float(len(points) - i)) for i, p in enumerate(points)]
+        for unit, points in about.units.items()
+    }
+    path = allocate.decided(policy.policy, chains, continuous=True)
+    assert len(path) > 2
+    assert path[-1].points == {unit: points[-1] for unit, points in about.units.items()}
+    for below, above in itertools.pairwise(path):
+        assert all(below.points[unit] <= above.points[unit] for unit in chains)
+
+
+def test_a_controller_that_nothing_proves_monotone_is_refused_before_any_work() -> None:
+    with pytest.raises(SpecError, match="not monotone by construction"):
+        ExportConfig(proposals="controller", controller=ControllerConfig(monotone=False))

@@ -34,6 +34,7 @@ def train(
     from t3c.experiments.recipe import load_recipe
     from t3c.experiments.training import sweep as run_sweep
     from t3c.experiments.training import train_recipe
+    from t3c.train.processes import Processes
 
     found = load_recipe(recipe, setting or ())
     folder = out or Path("out") / recipe.stem
@@ -51,6 +52,8 @@ def train(
                 "subject": done.subject.name, "samples": done.samples, "profiles": done.rows,
                 "out": str(folder),
             }  # fmt: skip
+    if not Processes().main:
+        return
     if as_json:
         print_json(payload)
         return

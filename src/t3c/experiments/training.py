@@ -31,6 +31,7 @@ from t3c.spec import LayerPoint, Profile, ProfileChain
 from t3c.train import History, Keep, TrainConfig, fit, reconstruct
 from t3c.train.checkpoint import latest
 from t3c.train.losses import Loss, loss_of
+from t3c.train.processes import Processes
 from t3c.train.targets import counted_shares
 from t3c.train.validate import shown, validate
 from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
@@ -58,7 +59,10 @@ class View:
 
 @dataclass(frozen=True)
 class Trained:
-    """A recipe carried out: the model, its history, and one row for each view tested."""
+    """A recipe carried out: the model, its history, and one row for each view tested.
+
+    Of several processes only the main one tests and has rows.
+    """
 
     subject: Subject
     model: nn.Module
@@ -85,6 +89,8 @@ def train_recipe(
         model, batches, config, validation=subject.in_batches(subject.validation),
         image=subject.image, keep=Keep(out, resume), on_step=told(config, watch),
     )  # fmt: skip
+    if not Processes().main:
+        return Trained(subject, model, history, [], 0)
     say(f"testing on {len(subject.test[0])} samples that nothing was tuned on")
     rows = view_rows(model, untrained, history.profiles, subject, config, watch)
     payload = {"subject": subject.name, "samples": len(subject.test[0]), "profiles": rows}

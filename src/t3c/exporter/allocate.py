@@ -216,7 +216,7 @@ def propose(
     if wanted.proposals == "template":
         return template_wishes(list(shared.values()), wanted.count)
     if policy is not None:
-        path = decided(policy, chains)
+        path = decided(policy, chains, continuous=wanted.controller.proposals)
     else:
         path = {"knapsack": allocations, "greedy": greedy, "uniform": uniform}[wanted.proposals](
             chains
@@ -225,18 +225,25 @@ def propose(
     return [{n: Wish(p.rank, p.bits) for n, p in step.points.items()} for step in path]
 
 
-def decided(policy: Policy, chains: Mapping[str, Sequence[Option]]) -> list[Allocation]:
-    """The nested allocations a policy decides on as one budget for every resource grows."""
-    found: dict[tuple[int, ...], Allocation] = {}
+def decided(
+    policy: Policy, chains: Mapping[str, Sequence[Option]], *, continuous: bool = False
+) -> list[Allocation]:
+    """The nested allocations a policy decides on as one budget for every resource grows.
+
+    It decides by its logits over the menus, or by `continuous` proposals projected to them.
+    """
+    options = {unit: {o.point: o for o in mine} for unit, mine in chains.items()}
+    found: dict[tuple[LayerPoint, ...], Allocation] = {}
+
+    def note(points: Mapping[str, LayerPoint]) -> None:
+        taken = {unit: options[unit][point] for unit, point in points.items()}
+        found[tuple(points[unit] for unit in options)] = allocation(taken)
+
     for level in np.linspace(0, 1, BUDGETS):
-        indices = policy.indices(Token(float(level), float(level), float(level)))
-        taken = {unit: chains[unit][index] for unit, index in indices.items()}
-        found[tuple(indices.values())] = allocation(taken)
-    top = {unit: len(options) - 1 for unit, options in chains.items()}
+        token = Token(float(level), float(level), float(level))
+        note(policy.project(policy.proposals(token)) if continuous else policy.points(token))
     # Without a limit there is no reason for less than all, whatever was learned.
-    found[tuple(top[u] for u in policy.about.units)] = allocation(
-        {unit: chains[unit][index] for unit, index in top.items()}
-    )
+    note({unit: mine[-1].point for unit, mine in chains.items()})
     return list(found.values())
 
 

@@ -80,6 +80,8 @@ class ExportConfig:
         if self.proposals not in PROPOSALS:
             known = ", ".join(PROPOSALS)
             raise SpecError(f"proposals are one of {known}, got {self.proposals!r}")
+        if self.proposals == "controller" and not self.controller.monotone:
+            raise SpecError("a controller that is not monotone by construction is not exported")
         if self.tie not in ("block", "stage"):
             raise SpecError(f"tie is 'block' or 'stage', got {self.tie!r}")
         if self.layer_drift is not None and not self.layer_drift > 0:
