@@ -16,7 +16,7 @@ demo: setup
 	$(BIN)/t3c demo --out out/demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff format --check .
