@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,9 @@ def cifar10() -> Tables:
     return {"profiles": rows}
 
 
-def policies() -> Tables:
+def policies(subject: str, steps: int, batch: int, count: int) -> Tables:
     """The learned policy against the knapsack, greedy and uniform; three seeds."""
-    rows = policy_rows("digits", 150, 32, 500, say)
-    rows += policy_rows("cifar10-resnet20", 120, 64, 1000, say)
-    return {"policies": summary_rows(rows)}
+    return {"policies": summary_rows(policy_rows(subject, steps, batch, count, say))}
 
 
 def overhead() -> Tables:
@@ -57,7 +56,11 @@ def few() -> Tables:
 
 
 PARTS: dict[str, Callable[[], Tables]] = {
-    "cifar10": cifar10, "policies": policies, "overhead": overhead, "few": few,
+    "cifar10": cifar10,
+    "policies-digits": partial(policies, "digits", 150, 32, 500),
+    "policies-cifar10": partial(policies, "cifar10-resnet20", 120, 64, 1000),
+    "overhead": overhead,
+    "few": few,
 }  # fmt: skip
 
 
@@ -75,7 +78,8 @@ def main() -> int:
                 continue
             if not (given.resume and path.exists()):
                 write_atomic(path, json.dumps(measure(), indent=1).encode())
-            tables |= json.loads(path.read_bytes())
+            for table, rows in json.loads(path.read_bytes()).items():
+                tables.setdefault(table, []).extend(rows)
     except T3CError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from t3c.control.greedy import greedy, uniform, within
@@ -16,12 +16,12 @@ from t3c.control.knapsack import Allocation, allocations
 from t3c.control.options import layer_profile
 from t3c.control.policy import Policy
 from t3c.convert import elasticize_, state_of
+from t3c.experiments.training import View, outputs, tested
 from t3c.exporter.allocate import decided
-from t3c.nn.inputs import call, evaluating
-from t3c.nn.view import at
-from t3c.spec import LayerPoint, Profile
+from t3c.spec import LayerPoint
 from t3c.train import TrainConfig, fit
 from t3c.train.controller import train_controller
+from t3c.train.losses import classification
 from t3c.train.policy_net import ControllerConfig
 from t3c.train.targets import Targets, find_targets
 from t3c.train.terrain import Terrain
@@ -40,29 +40,32 @@ class Study:
 
     model: nn.Module
     targets: Targets
-    rewarded: Tensor
+    rewarded: Labelled
     test: Labelled
 
-    @torch.no_grad()
-    def drift(self, points: Mapping[str, LayerPoint], inputs: Tensor) -> tuple[float, Tensor]:
-        """The mean relative drift at points of units, and the answers."""
-        profile: Profile = layer_profile(self.targets.units, points, "studied")
-        with evaluating(self.model), at(self.model, profile):
-            answers = call(self.model, inputs)
-        original = call(state_of(self.model).original, inputs)
-        change, size = (z.flatten(1).norm(dim=1) for z in (answers - original, original))
-        return float((change / size.clamp_min(1e-12)).mean()), answers
+    @cached_property
+    def originals(self) -> dict[str, Tensor]:
+        """What the original answers to either part."""
+        original = state_of(self.model).original
+        return {name: outputs(original, None, getattr(self, name)) for name in ("rewarded", "test")}
+
+    def view(self, points: Mapping[str, LayerPoint], part: Literal["rewarded", "test"]) -> View:
+        """How the network does at points of units."""
+        profile = layer_profile(self.targets.units, points, "studied")
+        labelled: Labelled = getattr(self, part)
+        answers = outputs(self.model, profile, labelled)
+        return tested(answers, self.originals[part], labelled[1], classification)
 
 
-def study(subject: str, steps: int, batch: int, tested: int, seed: int) -> Study:
+def study(subject: str, steps: int, batch: int, count: int, seed: int) -> Study:
     """A subject trained for every profile with a seed; chains are of the trained network."""
     found = SUBJECTS[subject]()
     elasticize_(found.model, found.example, calibration=found.statistics)
     config = TrainConfig(steps=steps, seed=seed)
     fit(found.model, found.batches(batch, seed), config, image=found.image)
-    targets = find_targets(found.model, found.validation[0][:REWARDED], config)
-    test = (found.test[0][:tested], found.test[1][:tested])
-    return Study(found.model, targets, found.validation[0][:REWARDED], test)
+    rewarded = (found.validation[0][:REWARDED], found.validation[1][:REWARDED])
+    targets = find_targets(found.model, rewarded[0], config)
+    return Study(found.model, targets, rewarded, (found.test[0][:count], found.test[1][:count]))
 
 
 def paths(mine: Study, seed: int) -> dict[str, list[Allocation]]:
@@ -71,13 +74,13 @@ def paths(mine: Study, seed: int) -> dict[str, list[Allocation]]:
     terrain = {"counted": Terrain(chains, mine.targets.shares)}
 
     def reward(points: Mapping[str, LayerPoint]) -> float:
-        return -math.log(max(mine.drift(points, mine.rewarded)[0], 1e-9))
+        return -math.log(max(mine.view(points, "rewarded").drift, 1e-9))
 
     def learned(config: ControllerConfig, **given: Any) -> list[Allocation]:
         policy: Policy = train_controller(terrain, config, **given).to_policy()
         return decided(policy, chains)
 
-    few = ControllerConfig(method="reinforce", steps=120, batch=4, seed=seed)
+    few = ControllerConfig(method="reinforce", steps=80, batch=4, seed=seed)
     return {
         "knapsack": allocations(chains),
         "greedy": greedy(chains),
@@ -87,26 +90,24 @@ def paths(mine: Study, seed: int) -> dict[str, list[Allocation]]:
     }
 
 
-def policy_rows(
-    subject: str, steps: int, batch: int, tested: int, say: Say
-) -> list[dict[str, Any]]:
+def policy_rows(subject: str, steps: int, batch: int, count: int, say: Say) -> list[dict[str, Any]]:
     """Drift and accuracy of each method at each budget and seed; what it spends beside it."""
     rows = []
     for seed in SEEDS:
         say(f"{subject}, seed {seed}: training for {steps} steps")
-        mine = study(subject, steps, batch, tested, seed)
+        mine = study(subject, steps, batch, count, seed)
         say(f"{subject}, seed {seed}: policies")
         found = paths(mine, seed)
         least = max(path[0].cost for path in found.values())
         for budget in np.geomspace(least * 1.05, 0.95, BUDGETS):
             for method, path in found.items():
                 taken = within(path, float(budget))
-                drift, answers = mine.drift(taken.points, mine.test[0])
-                right = float((answers.argmax(-1) == mine.test[1]).float().mean())
+                view = mine.view(taken.points, "test")
                 rows.append(
                     {
                         "model": subject, "method": method, "budget": float(budget), "seed": seed,
-                        "spent": taken.cost, "drift": drift, "accuracy": right, "samples": tested,
+                        "spent": taken.cost, "drift": view.drift, "accuracy": view.accuracy,
+                        "samples": count,
                     }
                 )  # fmt: skip
     return rows
