@@ -30,7 +30,7 @@ Tables = dict[str, list[dict[str, Any]]]
 
 
 def cifar10() -> Tables:
-    """Full and five profiles on the 10,000 test images, trained and not."""
+    """Full and five profiles on all test images, trained and not; what was stopped goes on."""
     with progress() as bar:
         done = train_recipe(
             load_recipe(RECIPE), WORK / "cifar10", resume=True, say=say, watch=watcher(bar)

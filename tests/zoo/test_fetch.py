@@ -122,6 +122,13 @@ def test_where_it_goes_by_itself(
     assert content(tmp_path / FETCHED) == content(source)
 
 
+def test_a_folder_with_anything_else_in_it_stays(source: Path, to: Path) -> None:
+    to.mkdir(parents=True)
+    (to / "test_batch.png").write_bytes(b"old")
+    (to / "thesis.tex").write_bytes(b"years of work")
+    refused("holds something else", to, source)
+
+
 def test_an_older_one_is_replaced_when_the_new_one_is_whole(source: Path, to: Path) -> None:
     to.mkdir(parents=True)
     (to / "test_batch.png").write_bytes(b"old")

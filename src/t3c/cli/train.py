@@ -21,7 +21,7 @@ def train(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint")
     ] = False,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Train the recipe's grid and rank it")
+        bool, typer.Option("--sweep", help="Train the recipe's grid, or go on with it, and rank it")
     ] = False,
     setting: Annotated[
         list[str] | None,
@@ -41,7 +41,8 @@ def train(
     with progress() as bar:
 
         def say(text: str) -> None:
-            bar.console.print(f"· {text}", soft_wrap=True)
+            if Processes().main:
+                bar.console.print(f"· {text}", soft_wrap=True)
 
         if sweep:
             rows = run_sweep(found, folder / "sweep", say=say, watch=watcher(bar))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from t3c.baselines.qat8 import QatConfig, prepare_qat, qat_optimizer, qat_step
+from t3c.baselines.qat8 import QatConfig, build_kernels, prepare_qat, qat_optimizer, qat_step
 from t3c.convert import elasticize_, state_of
 from t3c.nn.inputs import call, evaluating
 from t3c.nn.view import at, elastic_weights
@@ -19,7 +19,7 @@ from t3c.train.augment import Augmentation
 from t3c.train.loop import advance
 from t3c.train.losses import loss_of
 from t3c.train.processes import Processes
-from t3c.train.run import Run
+from t3c.train.run import Run, moving
 from t3c.train.terms import NetworkTerms
 from t3c.zoo.subjects import SUBJECTS, Subject
 
@@ -33,6 +33,7 @@ def overhead_rows(
     """Seconds of one step of each, round-robin, with the ratio; and what is done once before."""
     found = SUBJECTS[subject]()
     say(f"{subject}: preparing qat8")
+    build_kernels()
     started = time.perf_counter()
     quantized = prepare_qat(found.model, found.train[0][:64].numpy())
     before = {"qat8": time.perf_counter() - started}
@@ -48,7 +49,7 @@ def overhead_rows(
     network = _network(found, config)
     loss, batches = loss_of("classification"), iter(found.batches(batch, 1))
     times: dict[str, list[float]] = {"t3c": [], "qat8": []}
-    with evaluating(found.model):
+    with evaluating(found.model), moving(found.model, config):
         for step in range(rounds + WARM):
             inputs, target = next(batches)
             times["t3c"].append(timed(lambda: advance(run, network, Processes(), step)))  # noqa: B023
@@ -97,7 +98,7 @@ def parts_rows(subject: str, batch: int, rounds: int) -> list[dict[str, Any]]:
     def backward() -> None:
         kept["loss"].backward()  # type: ignore[no-untyped-call]
 
-    with evaluating(model):
+    with evaluating(model), moving(model, config):
         for _ in range(rounds + 1):
             with torch.no_grad():
                 note("original forward", lambda: call(state_of(model).original, inputs))

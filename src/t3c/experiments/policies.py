@@ -36,7 +36,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Study:
-    """A trained network with its chains, and samples that neither it nor a policy was tuned on."""
+    """A trained network with its chains, samples to reward on, and others nothing was tuned on."""
 
     model: nn.Module
     targets: Targets

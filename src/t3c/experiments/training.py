@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from t3c.train.validate import shown, validate
 from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
 
 RESULT, RECIPE, SCORE = "result.json", "recipe.json", "score.json"
+BLOCK_SAMPLES = 512  # that blocks are reconstructed on: their inputs are held in memory
 RECONSTRUCTED = "reconstructed.safetensors"
 SAME = ("subject", "batch", "samples", "elastic", "blocks")  # for a run to be gone on with
 Z95 = 1.959963984540054
@@ -61,7 +62,7 @@ class View:
 class Trained:
     """A recipe carried out: the model, its history, and one row for each view tested.
 
-    Of several processes only the main one tests and has rows.
+    Of several processes only the main one tests and has rows, and none where no test is wanted.
     """
 
     subject: Subject
@@ -72,10 +73,16 @@ class Trained:
 
 
 def train_recipe(
-    recipe: Recipe, out: Path, *, resume: bool = False, say: Say, watch: Watch
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    test: bool = True,
+    say: Say,
+    watch: Watch,
 ) -> Trained:
     """Make the subject elastic, train it, and test full and every profile, untrained beside it."""
-    begun = _begun(recipe, out, resume)
+    begun = _begun(recipe, out, resume, say)
     say(f"loading {recipe.subject}")
     subject = SUBJECTS[recipe.subject]()
     say(f"making it elastic, with factors that suit {len(subject.statistics) * 64} samples")
@@ -89,7 +96,7 @@ def train_recipe(
         model, batches, config, validation=subject.in_batches(subject.validation),
         image=subject.image, keep=Keep(out, resume), on_step=told(config, watch),
     )  # fmt: skip
-    if not Processes().main:
+    if not (test and Processes().main):
         return Trained(subject, model, history, [], 0)
     say(f"testing on {len(subject.test[0])} samples that nothing was tuned on")
     rows = view_rows(model, untrained, history.profiles, subject, config, watch)
@@ -105,10 +112,11 @@ def train_recipe(
     return Trained(subject, model, history, rows, len(subject.test[0]))
 
 
-def _begun(recipe: Recipe, out: Path, resume: bool) -> bool:
+def _begun(recipe: Recipe, out: Path, resume: bool, say: Say) -> bool:
     """Whether `out` holds a run to go on with, which has to be of the same recipe."""
     path, told = out / RECIPE, {name: repr(getattr(recipe, name)) for name in SAME}
-    if latest(out / "checkpoints") is None:
+    found = latest(out / "checkpoints", say)
+    if found is None:
         with writing(out, TrainError):
             out.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(told, indent=1).encode(), TrainError)
@@ -120,6 +128,7 @@ def _begun(recipe: Recipe, out: Path, resume: bool) -> bool:
         for name, now in told.items():
             if before[name] != now:
                 raise TrainError(f"{out} is of another recipe: {name} {before[name]}, not {now}")
+    say(f"going on from {found.name} of {out}")
     return True
 
 
@@ -142,7 +151,8 @@ def _reconstruct(
         return
     say("reconstructing block by block")
     # Batches of their own: those of the training begin where they begin without blocks.
-    batches = subject.batches(recipe.batch, recipe.train.seed, recipe.samples)
+    count = min(recipe.samples or BLOCK_SAMPLES, BLOCK_SAMPLES)
+    batches = subject.batches(recipe.batch, recipe.train.seed, count)
     reconstruct(subject.model, batches, recipe.blocks, watch=watch)
     write_atomic(path, save({n: p.detach().contiguous() for n, p in parameters.items()}))
 
@@ -253,7 +263,9 @@ def sweep(recipe: Recipe, out: Path, *, say: Say, watch: Watch) -> list[dict[str
         say(f"point {index + 1} of {len(grid)}: {folder.name}")
         path = folder / SCORE
         if not path.exists():
-            done = train_recipe(point, folder, resume=True, say=say, watch=watch)
+            # The test part is not looked at, and nothing exported, before one is chosen.
+            point = replace(point, export=None)
+            done = train_recipe(point, folder, resume=True, test=False, say=say, watch=watch)
             data = {"settings": changed, "validated": _validated(done, point.train)}
             write_atomic(path, json.dumps(data, indent=1, default=dict).encode())
         kept = _read(path, "settings", "validated")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
 from t3c.certify.penalty import PENALTIES
@@ -168,6 +168,3 @@ class TrainConfig:
         if self.reference_batch is None:
             return self.learning_rate
         return self.learning_rate * batch / self.reference_batch
-
-
-FIELDS = tuple(field.name for field in fields(TrainConfig))

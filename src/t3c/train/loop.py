@@ -82,6 +82,7 @@ def fit(
         network = NetworkTerms(model, task, config, augmentation, processes, run.last())
         if isinstance(network.penalty, SpectralPenalty) and run.extra:
             network.penalty.restore_(run.extra)
+        processes.check_same(run.fingerprinted())
         recorder = stack.enter_context(Recorder(folder))
         recorder.rewind(run.start)
         if folder is not None:
@@ -93,6 +94,8 @@ def fit(
             recorder.log(step, "train", values | {"learning_rate": run.rate(step)})
             if on_step is not None:
                 on_step(step, values)
+            if config.masks and step + 1 == config.steps:
+                sort_(model)  # what is validated and kept last is what is returned
             if validation is not None and _due(step, config.validation_steps, config):
                 classes = config.outputs == "classes"
                 found = validate(model, shown(run.profiles), validation, task, classes=classes)
@@ -103,8 +106,6 @@ def fit(
         if folder is not None:
             run.write_manifest()  # again: now all its data was seen
         processes.wait()
-        if config.masks:
-            sort_(model)
     return History(
         {name: tuple(values) for name, values in run.terms.items()},
         run.validation,

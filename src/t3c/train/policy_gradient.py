@@ -45,8 +45,9 @@ def isotonic(low: Tensor, high: Tensor, sizes: Tensor) -> Tensor:
 def surrogate(log_prob: Tensor, returns: Tensor, value: Tensor) -> Tensor:
     """What to minimise for REINFORCE with a learned baseline, all (B,)."""
     advantage = returns - value.detach()
-    # Of one scale, so that the size of steps does not depend on that of the returns.
-    advantage = advantage / advantage.square().mean().sqrt().clamp_min(1e-6)
+    if len(advantage) > 1:
+        # Of one scale, so that the size of steps does not depend on that of the returns.
+        advantage = advantage / advantage.square().mean().sqrt().clamp_min(1e-6)
     return -(advantage * log_prob).mean() + F.mse_loss(value, returns)
 
 

