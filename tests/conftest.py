@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ from torch import nn
 
 from t3c.artifact.devices import LayerTiming
 from t3c.control.profiles import Measured, Pruned
-from t3c.convert import elasticize_
+from t3c.convert import elasticize_, state_of
 from t3c.cost.proxy import FEATURES
 from t3c.cost.work import layer_work
 from t3c.evidence.certify import CertifyConfig
@@ -32,7 +33,7 @@ from t3c.runtime import transfer
 from t3c.runtime.calibrate import CalibrationConfig
 from t3c.runtime.grid import work_of
 from t3c.runtime.measured import Subject
-from t3c.spec import Form, LayerPoint, LayerSpec
+from t3c.spec import Form, LayerPoint, LayerSpec, Profile
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
 
@@ -151,9 +152,23 @@ def trained(digits: Digits) -> nn.Module:
 
 
 @pytest.fixture(scope="session")
+def elastic(trained: nn.Module, digits: Digits) -> nn.Module:
+    """That network made elastic. Do not change it: copy it."""
+    net = copy.deepcopy(trained)
+    elasticize_(net, digits.train[0][:2], calibration=digits.loader(64))
+    return net
+
+
+def low(model: nn.Module) -> Profile:
+    """A profile of few ranks at 6 bits."""
+    plans = state_of(model).plan.layers
+    points = {p.spec.name: LayerPoint(p.ranks[min(1, len(p.ranks) - 1)], 6) for p in plans}
+    return Profile("low", points)
+
+
+@pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.Module) -> Made:
     """The network elasticized, trained a little and exported. Do not change it: copy it."""
-    import copy
 
     folder = tmp_path_factory.mktemp("made")
     model = copy.deepcopy(trained)

@@ -35,7 +35,7 @@ def ranks(allocation: Allocation) -> dict[str, int]:
 
 @given(chain_sets())
 def test_paths_are_nested_from_bottom_to_top(chains: Chains) -> None:
-    for path in (greedy(chains), uniform(chains), uniform(chains, 4)):
+    for path in (greedy(chains), uniform(chains)):
         assert ranks(path[0]) == dict.fromkeys(chains, 1)
         assert ranks(path[-1]) == {unit: len(options) for unit, options in chains.items()}
         for below, above in itertools.pairwise(path):
@@ -95,7 +95,5 @@ def test_what_is_refused() -> None:
         for make in (greedy, uniform):
             with pytest.raises(SpecError, match="at least one"):
                 make(bad)
-    with pytest.raises(SpecError, match="two levels"):
-        uniform({"a": [Option(LayerPoint(1, 4), 1, 1)]}, 1)
     with pytest.raises(BudgetError, match="nan"):
         within(path, float("nan"))

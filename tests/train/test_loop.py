@@ -18,31 +18,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from conftest import low
 from oracles import first_order_drift
 from t3c.convert import elasticize_, state_of
 from t3c.errors import ConvertError, DataError, SpecError, TrainError
 from t3c.nn import at, elastic_weights
-from t3c.spec import LayerPoint, Profile
+from t3c.spec import Profile
 from t3c.train import History, Keep, TrainConfig, fit
 from t3c.zoo.digits import IMAGE, Digits
-
-
-@pytest.fixture(scope="module")
-def elastic(trained: nn.Module, digits: Digits) -> nn.Module:
-    net = copy.deepcopy(trained)
-    elasticize_(net, digits.train[0][:2], calibration=digits.loader(64))
-    return net
 
 
 @pytest.fixture
 def model(elastic: nn.Module) -> nn.Module:
     return copy.deepcopy(elastic)
-
-
-def low(model: nn.Module) -> Profile:
-    plans = state_of(model).plan.layers
-    points = {p.spec.name: LayerPoint(p.ranks[min(1, len(p.ranks) - 1)], 6) for p in plans}
-    return Profile("low", points)
 
 
 @torch.no_grad()

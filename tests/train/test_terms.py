@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conftest import low
 from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError, SpecError
 from t3c.nn import at, elastic_weights
@@ -34,22 +35,9 @@ EVERY = TrainConfig(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def elastic(trained: nn.Module, digits: Digits) -> nn.Module:
-    net = copy.deepcopy(trained)
-    elasticize_(net, digits.train[0][:2], calibration=digits.loader(64))
-    return net
-
-
 @pytest.fixture
 def model(elastic: nn.Module) -> nn.Module:
     return copy.deepcopy(elastic)
-
-
-def low(model: nn.Module) -> Profile:
-    plans = state_of(model).plan.layers
-    points = {p.spec.name: LayerPoint(p.ranks[min(1, len(p.ranks) - 1)], 6) for p in plans}
-    return Profile("low", points)
 
 
 def shaken(module: nn.Module) -> nn.Module:

@@ -32,21 +32,15 @@ def greedy(chains: Chains) -> list[Allocation]:
         path.append(_allocation(chains, taken))
 
 
-def uniform(chains: Chains, count: int | None = None) -> list[Allocation]:
+def uniform(chains: Chains) -> list[Allocation]:
     """Nested allocations with every layer at one level of its chain, all that differ.
 
-    A layer of J points takes index round(level (J - 1)), halves up. With `count`, only that many
-    even levels from 0 to 1 are looked at.
+    A layer of J points takes index round(level (J - 1)), halves up.
     """
     _bottom(chains)
-    if count is not None and count < 2:
-        raise SpecError(f"at least two levels are needed, got {count}")
-    if count is None:
-        steps = {len(options) - 1 for options in chains.values()}
-        turns = {Fraction(2 * i + 1, 2 * n) for n in steps for i in range(n)}
-        levels = [Fraction(0), *sorted(turns)]  # where some index moves up
-    else:
-        levels = [Fraction(i, count - 1) for i in range(count)]
+    steps = {len(options) - 1 for options in chains.values()}
+    turns = {Fraction(2 * i + 1, 2 * n) for n in steps for i in range(n)}
+    levels = [Fraction(0), *sorted(turns)]  # where some index moves up
     path: list[dict[str, int]] = []
     for level in levels:
         taken = {n: math.floor(level * (len(c) - 1) + Fraction(1, 2)) for n, c in chains.items()}

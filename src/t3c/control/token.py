@@ -82,19 +82,3 @@ class About:
         """The rows of the summarized units, in the order of the units."""
         chosen = [self.rows[unit] for unit in self.units if unit in self.summarized]
         return [row for rows in chosen for row in range(rows.start, rows.stop)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists and strings; `About.from_json` reads them back."""
-        # Pairs, since arrays follow the order of the units and JSON objects need not keep theirs.
-        units = [[unit, [[p.rank, p.bits] for p in points]] for unit, points in self.units.items()]
-        devices, summarized = list(self.devices), list(self.summarized)
-        return {"units": units, "devices": devices, "summarized": summarized, "token": self.token}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> About:
-        try:
-            units = {u: tuple(LayerPoint(k, q) for k, q in c) for u, c in data["units"]}
-            devices, summarized = tuple(data["devices"]), tuple(data["summarized"])
-            return cls(units, devices, summarized, data["token"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise SpecError(f"not the description of a policy: {error}") from error

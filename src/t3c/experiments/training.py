@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from t3c.certify.drift import relative_drift
 from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
@@ -213,8 +214,7 @@ def outputs(model: nn.Module, profile: Profile | None, part: Labelled) -> Tensor
 
 def tested(answers: Tensor, originals: Tensor, target: Tensor, loss: Loss) -> View:
     """How answers did against the labels and against the original's."""
-    change, size = (z.flatten(1).norm(dim=1) for z in (answers - originals, originals))
-    drift = float((change / size.clamp_min(1e-12)).mean())
+    drift = float(relative_drift(answers, originals).mean())
     classes = target.dim() == 1 and answers.dim() == 2 and not target.is_floating_point()
     right = (answers.argmax(-1) == target).numpy() if classes else None
     return View(float(loss(answers, target)), drift, right)

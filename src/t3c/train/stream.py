@@ -13,12 +13,8 @@ from t3c.nn.inputs import Inputs, split_batch
 Sample = tuple[Inputs, Tensor]
 
 
-def forever(batches: Iterable[Any], steps: int, skip: int = 0) -> Iterator[Sample]:
-    """`steps` pairs (inputs, target), of which the first `skip` are left out.
-
-    They are gone through all the same: a loader that shuffles anew each time has to have come as
-    far as it had. A loader with `set_epoch` is told which time it is.
-    """
+def forever(batches: Iterable[Any], steps: int) -> Iterator[Sample]:
+    """`steps` pairs (inputs, target). A loader with `set_epoch` is told which time it is."""
     done = epoch = 0
     while done < steps:
         before = done
@@ -30,8 +26,7 @@ def forever(batches: Iterable[Any], steps: int, skip: int = 0) -> Iterator[Sampl
             if target is None:
                 raise DataError("training needs batches of (inputs, target)")
             done += 1
-            if done > skip:
-                yield inputs, target
+            yield inputs, target
             if done == steps:
                 return
         if done == before:

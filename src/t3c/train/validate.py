@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.random import fork_rng
 
+from t3c.certify.drift import relative_drift
 from t3c.convert import state_of
 from t3c.errors import DataError
 from t3c.nn.inputs import call, split_batch, tensors
@@ -69,7 +70,10 @@ def validate(
         for profile in views:
             with at(model, profile):
                 output = call(model, inputs)
-            found = {"loss": float(loss(output, target)), "drift": _drift(output, original)}
+            found = {
+                "loss": float(loss(output, target)),
+                "drift": float(relative_drift(output, original).mean()),
+            }
             if classes and target.dim() == 1 and output.dim() == 2:
                 found["accuracy"] = float((output.argmax(-1) == target).float().mean())
             name = "full" if profile is None else profile.name
@@ -78,8 +82,3 @@ def validate(
     if not count:
         raise DataError("the validation data is empty")
     return {key: value / count for key, value in sums.items()}
-
-
-def _drift(output: Tensor, original: Tensor) -> float:
-    change, size = (z.flatten(1).norm(dim=1) for z in (output - original, original))
-    return float((change / size.clamp_min(1e-12)).mean())
