@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +46,9 @@ hypothesis.settings.load_profile("t3c")
 # Networks here are small: a second thread of torch waits more than it works. Commands inherit it.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nothing that is compiled here outlives the tests, or comes from what ran before them.
+os.environ["T3C_CACHE"] = tempfile.mkdtemp(prefix="t3c-tests-")
+atexit.register(shutil.rmtree, os.environ["T3C_CACHE"], ignore_errors=True)
 
 
 def quick(rounds: int, grid: int = 0) -> CalibrationConfig:

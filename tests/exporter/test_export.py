@@ -53,7 +53,7 @@ def test_every_profile_was_measured_and_certified(made: Made) -> None:
     names = [p.name for p in exported.profiles]
     assert list(exported.table.profiles) == names
     assert [c.profile for c in exported.ledger.entries] == names
-    assert all(p.stored < 1e-3 and p.engine < 0.1 for p in exported.parity)
+    assert all(p.stored < 1e-3 and p.rounded < 0.1 and p.ok for p in exported.parity)
     proxy = exported.table.proxy
     assert proxy is not None
     assert proxy.held_out >= 1
@@ -65,7 +65,7 @@ def test_every_profile_was_measured_and_certified(made: Made) -> None:
 
 
 @pytest.mark.usefixtures("known_device", "traced")
-@pytest.mark.parametrize("fast", list(Form))
+@pytest.mark.parametrize("fast", [Form.FACTORED, Form.DENSE])
 def test_forms_are_the_faster_ones(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: Form
 ) -> None:
@@ -101,7 +101,7 @@ def test_forms_are_the_faster_ones(
         [made.digits.calibration[0][:120]],
         ExportConfig(profiles=3, calibration=quick(2), worst_drift=1.0, certificate=LIGHT),
     )
-    assert all(p.engine < 0.02 for p in exported.parity)
+    assert all(p.rounded < 0.02 for p in exported.parity)
     runtime = t3c.load(tmp_path / "a.t3c")
     specs = runtime.artifact.manifest.specs
     low = [
@@ -248,7 +248,7 @@ def test_parts_of_networks_on_the_engine_they_were_exported_for(
         certificate=replace(LIGHT, delta=0.1),
     )
     exported = export(model, tmp_path / "p.t3c", DataLoader(TensorDataset(x), 16), config)
-    assert all(p.engine < 0.02 for p in exported.parity)
+    assert all(p.rounded < 0.02 for p in exported.parity)
     rt = t3c.load(tmp_path / "p.t3c", engine, 1)
     assert len(rt.certificates) == len(exported.profiles)
     original = state_of(model).original(x[:4])["logits"].detach().numpy()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from t3c.factor.aligned import Floats, align, aligned_weight
+from t3c.factor.aligned import Floats, align, aligned_weight, gauge
 
 seeds = st.integers(0, 10_000)
 sizes = st.tuples(st.integers(1, 24), st.integers(1, 24), st.integers(1, 24))
@@ -97,3 +97,35 @@ def test_float32_stays_float32_and_is_computed_in_float64() -> None:
         reduce[:, aligned.kept].astype(np.float64), reduce[:, aligned.others].astype(np.float64)
     )
     np.testing.assert_array_max_ulp(aligned.rest, exact.astype(np.float32), maxulp=1)
+
+
+@given(seeds)
+def test_given_columns_are_kept_and_those_found_give_the_same(seed: int) -> None:
+    expand, reduce = factors(9, 6, 18, seed)
+    found = align(expand, reduce)
+    assert found is not None
+    given_ = align(expand, reduce, kept=found.kept, worst_condition=None)
+    assert given_ is not None
+    assert np.isnan(given_.condition)
+    for name in ("expand", "rest", "kept", "others"):
+        np.testing.assert_array_equal(getattr(given_, name), getattr(found, name))
+    other = align(expand, reduce, kept=np.arange(6), worst_condition=1e12)
+    assert other is not None
+    assert other.condition >= 1
+    np.testing.assert_allclose(aligned_weight(other), expand @ reduce, atol=1e-6)
+
+
+def test_given_columns_that_are_dependent_are_refused() -> None:
+    expand, reduce = factors(6, 5, 12, 0)
+    reduce[:, 1] = reduce[:, 0]
+    assert align(expand, reduce, kept=np.arange(5)) is None
+    reduce[:, 1] = 0
+    assert align(expand, reduce, kept=np.arange(5), worst_condition=None) is None
+
+
+@given(seeds)
+def test_a_gauge_is_what_the_kept_and_the_others_are_multiplied_by(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kept, rest, x = np.sort(rng.permutation(9)[:4]), rng.normal(size=(4, 5)), rng.normal(size=9)
+    others = np.setdiff1d(np.arange(9), kept)
+    np.testing.assert_allclose(gauge(rest, kept) @ x, x[kept] + rest @ x[others])

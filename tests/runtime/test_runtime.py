@@ -56,7 +56,7 @@ def test_stored_weights_alone_are_the_torch_view(made: Made) -> None:
     for profile in artifact.manifest.chain:
         with torch.no_grad(), at(made.model, profile):
             wanted = made.model(torch.from_numpy(x)).numpy()
-        for form in Form:
+        for form in (Form.FACTORED, Form.DENSE):
             forms = dict.fromkeys(profile.points, form)
             got = TorchSession(assemble(artifact, profile, forms, ranges=None)).run([x])[0]
             worst = relative_drift(got, wanted).max()

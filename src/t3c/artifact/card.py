@@ -142,5 +142,5 @@ def _device_titles(artifact: Artifact) -> list[str]:
     return [f"p50 ms ({t.device.engine}, {t.device.threads} threads)" for t in artifact.devices()]
 
 
-def _shape(shape: tuple[int | None, ...]) -> str:
+def _shape(shape: tuple[int | str | None, ...]) -> str:
     return "(" + ", ".join("batch" if size is None else str(size) for size in shape) + ")"

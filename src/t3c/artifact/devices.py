@@ -6,8 +6,9 @@ Each names the content hash it belongs to, and lies outside of that hash.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import Field
 
@@ -26,6 +27,7 @@ from t3c.spec import (
 )
 
 Group = tuple[str, ...]
+T = TypeVar("T")
 MEASURED = "measured"
 LEAST_GUARD = 0.02  # of a latency: what a machine moves by that nobody touches
 TOGETHER = 0.97  # of the time apart, from which on a group of layers runs together
@@ -133,6 +135,19 @@ class DeviceTable(Record):
         """Whether all its times were measured on the device itself."""
         return self.source == MEASURED
 
+    def of_profiles(self, names: Collection[str], content: str) -> DeviceTable:
+        """What is known of some profiles, for an artifact of them alone."""
+
+        def part(by_profile: Mapping[str, T]) -> dict[str, T]:
+            return {name: value for name, value in by_profile.items() if name in names}
+
+        update = {
+            "content": content, "profiles": part(self.profiles), "forms": part(self.forms),
+            "starts": part(self.starts), "energy_mj": part(self.energy_mj),
+            "predicted": tuple(name for name in self.predicted if name in names),
+        }  # fmt: skip
+        return self.model_copy(update=update)
+
     def guard(self, profile: str) -> float:
         """What to add to a profile's times, as a share, before they are held against a limit."""
         error = self.error or 0.0 if profile in self.predicted else 0.0
@@ -170,7 +185,7 @@ def explain_forms(
     specs: Mapping[str, LayerSpec],
     points: Mapping[str, LayerPoint],
 ) -> dict[str, FormChoice]:
-    """Factored where it is measured no slower than dense; dense at full rank, as stored."""
+    """The form measured fastest, factored if none is faster; dense at full rank, as stored."""
     table = {(t.layer, t.rank): t.ms for t in timings}
     return {
         name: _choice(specs[name], point, table.get((name, point.rank), {}))
@@ -194,11 +209,15 @@ def _choice(spec: LayerSpec, point: LayerPoint, ms: Mapping[Form, float]) -> For
         return FormChoice(Form.DENSE, "full rank: stored dense")
     if Form.FACTORED not in spec.forms(point):
         return FormChoice(Form.DENSE, "its channels come in groups: factors save bytes, not work")
-    factored, dense = ms.get(Form.FACTORED), ms.get(Form.DENSE)
-    if factored is None or dense is None:
+    if not {Form.FACTORED, Form.DENSE} <= ms.keys():
         return FormChoice(Form.FACTORED, "not timed on this device")
-    times = f"factored {factored:.3f} ms, dense {dense:.3f} ms"
-    return FormChoice(Form.FACTORED if factored <= dense else Form.DENSE, times)
+    timed = {form: ms[form] for form in spec.forms(point) if form in ms}
+    times = ", ".join(f"{form} {took:.3f} ms" for form, took in timed.items())
+    refused = dict(spec.unaligned).get(point.rank)
+    return FormChoice(
+        min(timed, key=lambda form: timed[form]),
+        times if refused is None else f"{times}; not aligned: {refused}",
+    )
 
 
 def forms_key(forms: Mapping[str, Form], weight_bits: int) -> str:

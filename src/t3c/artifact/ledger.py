@@ -5,7 +5,8 @@ It names the content hash it belongs to, and lies outside of that hash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 from pydantic import Field
 
@@ -15,6 +16,7 @@ from t3c.artifact.shift import ShiftModel
 from t3c.spec import Certificate, Form
 
 Keys = tuple[str, ...]
+T = TypeVar("T")
 
 
 class LayerTerm(Record):
@@ -116,12 +118,60 @@ class Certification(Record):
         key = forms_key(forms, weight_bits)
         return next((e for e in self.entries if (e.profile, e.forms) == (profile, key)), None)
 
+    def of_profiles(self, names: Collection[str]) -> Certification:
+        """The same for some of the profiles: bounds that hold for all at once hold for these."""
+
+        def part(by_profile: Mapping[str, T]) -> dict[str, T]:
+            return {name: value for name, value in by_profile.items() if name in names}
+
+        held, capped = self.held_out, self.capped
+        if held is not None:
+            found = {"within": part(held.within), "ratio": part(held.ratio)}
+            held = held.model_copy(update=found)
+        if capped is not None:
+            kept = tuple(name for name in capped.profiles if name in names)
+            capped = capped.model_copy(update={"profiles": kept})
+        update = {
+            "entries": tuple(entry for entry in self.entries if entry.profile in names),
+            "forms": part(self.forms), "quantiles": part(self.quantiles),
+            "layers": part(self.layers), "monitors": part(self.monitors),
+            "slices": tuple(s for s in self.slices if s.profile in names),
+            "held_out": held, "capped": capped,
+        }  # fmt: skip
+        return self.model_copy(update=update)
+
+
+class ParityEntry(Record):
+    """How far an engine's outputs of a profile are from torch's, on `samples` samples.
+
+    `stored` is what is stored, run in float, against the model it was made of, and `rounded` the
+    engine against torch on the same rounded graph, both relative to the norm of the output;
+    `largest` is the largest difference of one value of the latter, relative to the largest output.
+    `reason` says why the engine is not to run the profile, if it is not.
+    """
+
+    engine: str
+    engine_version: str
+    weight_bits: int
+    profile: str
+    samples: int
+    stored: float | None = Field(ge=0)
+    rounded: float | None = Field(ge=0)
+    largest: float | None = Field(ge=0)
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
 
 class Ledger(Record):
-    """The certifications of an artifact, one for each engine and set of forms, latest last."""
+    """What is known of an artifact: certifications, one for each engine and set of forms, latest
+    last, and how far each engine is from torch."""
 
     content: str
     certifications: tuple[Certification, ...] = ()
+    parity: tuple[ParityEntry, ...] = ()
 
     def on(self, engine: str) -> list[Certification]:
         """Those of an engine, latest first."""
@@ -139,4 +189,28 @@ class Ledger(Record):
             return (c.engine, c.weight_bits, *((e.profile, e.forms) for e in c.entries))
 
         kept = [c for c in self.certifications if identity(c) != identity(certification)]
-        return Ledger(content=self.content, certifications=(*kept, certification))
+        return self.model_copy(update={"certifications": (*kept, certification)})
+
+    def compared(self, rows: Sequence[ParityEntry]) -> Ledger:
+        """The ledger with these differences in place of earlier ones of the same."""
+
+        def identity(row: ParityEntry) -> tuple[object, ...]:
+            return (row.engine, row.weight_bits, row.profile)
+
+        new = {identity(row) for row in rows}
+        kept = [row for row in self.parity if identity(row) not in new]
+        return self.model_copy(update={"parity": (*kept, *rows)})
+
+    def parity_of(self, engine: str, weight_bits: int) -> dict[str, ParityEntry]:
+        """What is known of the profiles on an engine."""
+        found = [p for p in self.parity if (p.engine, p.weight_bits) == (engine, weight_bits)]
+        return {row.profile: row for row in found}
+
+    def of_profiles(self, names: Collection[str], content: str) -> Ledger:
+        """What is known of some profiles, in an artifact of them alone."""
+        parts = [c.of_profiles(names) for c in self.certifications]
+        return Ledger(
+            content=content,
+            certifications=tuple(part for part in parts if part.entries),
+            parity=tuple(row for row in self.parity if row.profile in names),
+        )

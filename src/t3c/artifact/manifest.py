@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from onnx import NodeProto
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from t3c.errors import ArtifactError, CorruptError, SpecError, VersionError
-from t3c.spec import ImageSpec, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
+from t3c.artifact.upgrade import upgraded
+from t3c.errors import ArtifactError, CorruptError, SpecError
+from t3c.spec import (
+    MAX_BITS,
+    MIN_BITS,
+    Form,
+    ImageSpec,
+    LayerPoint,
+    LayerSpec,
+    Menu,
+    Profile,
+    ProfileChain,
+)
 
-SCHEMA_VERSION = 1
 ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
 GRAPH, FACTORS, DENSE = "graph.onnx", "factors.safetensors", "dense.safetensors"
 CONTENT = (GRAPH, FACTORS, DENSE)
 CONTROLLER = "controller/"  # what the names of a controller's tensors begin with
+RANGES = "ranges/"  # and those of a profile's activation ranges
+STATE = "past_"  # what the names of a graph's states begin with
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 
@@ -30,12 +43,36 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+Shape = tuple[int | str | None, ...]  # None is the batch, a string the name of a free size
+
+
 class TensorEntry(Record):
-    """An input or output; the batch axis is None."""
+    """An input or output. Where axes are free, `example` are the sizes of one sample (1, ...) that
+    what depends on them was measured at."""
 
     name: str
     dtype: str
-    shape: tuple[int | None, ...]
+    shape: Shape
+    example: tuple[int, ...] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> TensorEntry:
+        if self.example is not None:
+            pairs = zip(self.shape, self.example, strict=False)
+            apart = [n for s, n in pairs if n < 1 or (isinstance(s, int) and s != n)]
+            if apart or len(self.example) != len(self.shape):
+                raise ValueError(f"its example {self.example} does not fit its shape")
+        return self
+
+
+class StateEntry(Record):
+    """What is carried from call to call: an input, and the output that it becomes. Sizes with a
+    name are 0 at first, and grow."""
+
+    input: str
+    output: str
+    dtype: Literal["float16", "float32", "float64"]
+    shape: Shape
 
 
 class ModelEntry(Record):
@@ -48,6 +85,17 @@ class ModelEntry(Record):
     quantized: tuple[str, ...]
     classes: tuple[str, ...] | None = None
     image: ImageSpec | None = None
+    states: tuple[StateEntry, ...] = ()
+
+
+class LayoutEntry(Record):
+    """How a layer lies in memory: the order of a stored weight's axes, row-major, the last of them
+    contiguous; how many lanes each stored rank is short of whole tiles; and whether the batch norm
+    behind it is folded into its rows and bias."""
+
+    order: Literal["OI", "OIL", "OIHW"]
+    paddings: tuple[int, ...] = ()
+    folded_norm: bool = False
 
 
 class LayerEntry(Record):
@@ -56,7 +104,42 @@ class LayerEntry(Record):
     spec: LayerSpec
     menu: tuple[LayerPoint, ...]
     ranks: tuple[int, ...] = Field(description="ranks stored factored, rising")
-    bits: tuple[int, ...] = Field(description="views that have a scale, rising")
+    bits: tuple[int, ...] = Field(description="factored views that have a scale, rising")
+    dense_bits: tuple[int, ...] = Field(description="dense views that have a scale, rising")
+    layout: LayoutEntry
+
+    def stores(self, point: LayerPoint) -> bool:
+        """Whether the point can be read."""
+        if self.spec.stored_dense(point):
+            return point.bits in self.dense_bits
+        return point.rank in self.ranks and point.bits in self.bits
+
+
+def layer_entry(
+    spec: LayerSpec,
+    menu: Sequence[LayerPoint],
+    points: Iterable[LayerPoint],
+    *,
+    folded_norm: bool = False,
+) -> LayerEntry:
+    """A layer with what these points need of it: no rank and no view is stored that none runs."""
+    points = set(points)
+    dense = {point for point in points if spec.stored_dense(point)}
+    ranks = tuple(sorted({point.rank for point in points - dense}))
+    order: Literal["OI", "OIL", "OIHW"] = "OI"
+    if spec.convolution:
+        order = "OIHW" if len(spec.kernel) == 2 else "OIL"
+    return LayerEntry(
+        spec=spec,
+        menu=tuple(menu),
+        ranks=ranks,
+        bits=tuple(sorted({point.bits for point in points - dense})),
+        dense_bits=tuple(sorted({point.bits for point in dense})),
+        layout=LayoutEntry(
+            order=order, paddings=tuple(-rank % spec.tile for rank in ranks),
+            folded_norm=folded_norm,
+        ),
+    )  # fmt: skip
 
 
 class ProfileEntry(Record):
@@ -86,6 +169,36 @@ class ControllerEntry(Record):
     shares: dict[str, tuple[float | None, float | None, float | None]]
 
 
+class NumericsEntry(Record):
+    """What numbers are and how they are rounded, so that no other reader has to guess."""
+
+    codes: Literal["sign-magnitude"] = "sign-magnitude"
+    planes: Literal["sign-first"] = "sign-first"
+    views: Literal["truncated-midpoint"] = "truncated-midpoint"
+    weight_rounding: Literal["half-to-even"] = "half-to-even"
+    weight_scales: Literal["per-row"] = "per-row"
+    activations: Literal["int8", "float32"] = "int8"
+    activation_rounding: Literal["half-to-even"] = "half-to-even"
+    activation_scales: Literal["per-tensor"] = "per-tensor"
+    activation_zero: Literal["zero"] = "zero"
+    accumulators: Literal["int32"] = "int32"
+
+
+class DeterminismEntry(Record):
+    """What was left to chance when the content was made: nothing but what the seeds fix."""
+
+    stochastic_rounding: Literal[False] = False
+    masks: Literal["hard-prefix"] = "hard-prefix"
+
+
+class KernelEntry(Record):
+    """What an engine has to have for an artifact: forms of layers, and types of weights."""
+
+    forms: tuple[Form, ...]
+    weights: tuple[Literal["int4", "int8"], ...] = ("int8",)
+    opset: int = OPSET
+
+
 class FileEntry(Record):
     """One content file."""
 
@@ -107,6 +220,14 @@ class Manifest(Record):
         default=None, description="hashes of the samples that set activation ranges"
     )
     controller: ControllerEntry | None = None
+    numerics: NumericsEntry = NumericsEntry()
+    determinism: DeterminismEntry = DeterminismEntry()
+    kernels: dict[str, KernelEntry] = Field(
+        default_factory=dict, description="what each engine it was checked on has to have"
+    )
+    trimmed_from: str | None = Field(
+        default=None, description="content hash of the artifact this one is a part of"
+    )
 
     @property
     def specs(self) -> dict[str, LayerSpec]:
@@ -139,18 +260,17 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 def load_manifest(path: Path) -> tuple[Manifest, str]:
     """The manifest and the content hash of the artifact it stands for."""
-    raw = read_plain(path)
+    return parse_manifest(read_plain(path), path)
+
+
+def parse_manifest(raw: bytes, path: Path) -> tuple[Manifest, str]:
+    """The manifest that the bytes of a file are, and their hash; `path` is for its errors."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path}: not JSON: {error}") from error
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise VersionError(
-            f"{path}: schema_version {version!r} is not one this t3c reads "
-            f"(it reads {SCHEMA_VERSION}): use a t3c that wrote it, or export again"
-        )
-    manifest = parse(Manifest, raw, path)
+    present = upgraded(data, path)
+    manifest = parse(Manifest, raw if present is data else json.dumps(present).encode(), path)
     try:
         _check(manifest)
     except SpecError as error:
@@ -195,9 +315,12 @@ def _check(manifest: Manifest) -> None:
             raise SpecError(f"{tensor.name}: unknown dtype {tensor.dtype!r}")
     for layer in manifest.layers:
         Menu(layer.menu)
-        rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, layer.bits))
+        views = (layer.bits, layer.dense_bits)
+        rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, *views))
         if not rising or any(not 0 < rank < layer.spec.full_rank for rank in layer.ranks):
             raise SpecError(f"{layer.spec.name}: ranks and bits must rise, ranks below full rank")
+        if any(not MIN_BITS <= q <= MAX_BITS for view in views for q in view):
+            raise SpecError(f"{layer.spec.name}: bits must be in {MIN_BITS}..{MAX_BITS}")
     if manifest.controller is not None:
         _check_controller(manifest.controller, [profile.name for profile in manifest.profiles])
     for profile in manifest.chain:
@@ -205,8 +328,7 @@ def _check(manifest: Manifest) -> None:
             raise SpecError(f"profile {profile.name!r} does not name every layer")
         for layer in manifest.layers:
             point = profile.points[layer.spec.name]
-            stored = layer.spec.stored_dense(point) or point.rank in layer.ranks
-            if not stored or point.bits not in layer.bits:
+            if not layer.stores(point):
                 raise SpecError(f"profile {profile.name!r}: {layer.spec.name}: {point} not stored")
 
 

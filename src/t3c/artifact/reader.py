@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,21 @@ from safetensors import SafetensorError, safe_open
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.folder import MANIFEST, recover
-from t3c.artifact.ledger import Certification, Ledger
+from t3c.artifact.ledger import Certification, Ledger, ParityEntry
 from t3c.artifact.manifest import (
     CONTENT,
     CONTROLLER,
     DENSE,
     FACTORS,
     GRAPH,
+    RANGES,
     LayerEntry,
     check_plain,
     load_manifest,
     parse,
     read_plain,
 )
-from t3c.artifact.store import Floats, read_layer
+from t3c.artifact.store import Floats, Tensors, read_layer, trim_layer
 from t3c.control.policy import Policy
 from t3c.control.proposed import Controlled
 from t3c.control.token import About
@@ -64,6 +66,10 @@ class Artifact:
         """(int8 weight, row scale) of each stored stage of a layer at a point."""
         return read_layer(self._factors, self.entries[layer], point)
 
+    def trimmed_layer(self, wanted: LayerEntry) -> Tensors:
+        """The tensors that store as much of a layer as `wanted` has."""
+        return trim_layer(self._factors, self.entries[wanted.spec.name], wanted)
+
     def graph(self) -> onnx.ModelProto:
         """The topology, without weights."""
         try:
@@ -79,9 +85,16 @@ class Artifact:
         """Every tensor that is not elastic, and the activation ranges."""
         return {name: self._dense.get_tensor(name) for name in self._dense.keys()}  # noqa: SIM118
 
+    @property
+    def weight_only(self) -> bool:
+        """Whether only weights are of few bits, and activations stay float."""
+        return self.manifest.numerics.activations == "float32"
+
     def ranges(self, profile: str) -> dict[str, tuple[float, float]]:
-        """The activation ranges a profile was calibrated with."""
-        names, key = self.manifest.model.quantized, f"ranges/{profile}"
+        """The activation ranges a profile was calibrated with; none where activations are float."""
+        if self.weight_only:
+            return {}
+        names, key = self.manifest.model.quantized, f"{RANGES}{profile}"
         stored = key in self._dense.keys()  # noqa: SIM118
         values = np.asarray(self._dense.get_tensor(key) if stored else [])
         if values.shape != (len(names), 2):
@@ -129,8 +142,19 @@ class Artifact:
         with locked(self.path / LEDGER, wait=LEDGER_SECONDS):
             self._check_not_replaced()
             ledger = (self.ledger() or Ledger(content=self.content)).added(certification)
-            write_atomic(self.path / LEDGER, ledger.model_dump_json(indent=1).encode())
+            self.put_ledger(ledger)
         return ledger
+
+    def add_parity(self, rows: Sequence[ParityEntry]) -> Ledger:
+        """Put into the ledger how far engines are from torch, in place of what it said before."""
+        with locked(self.path / LEDGER, wait=LEDGER_SECONDS):
+            self._check_not_replaced()
+            ledger = (self.ledger() or Ledger(content=self.content)).compared(rows)
+            self.put_ledger(ledger)
+        return ledger
+
+    def put_ledger(self, ledger: Ledger) -> None:
+        write_atomic(self.path / LEDGER, ledger.model_dump_json(indent=1).encode())
 
     def add_device(self, table: DeviceTable) -> None:
         self._check_not_replaced()

@@ -42,7 +42,8 @@ def pack_layer(
     """The tensors that store one layer; `dense` is None where no profile runs it at full rank."""
     tensors: Tensors = {}
     if dense is not None:
-        _pack_stage(f"{entry.spec.name}/dense", dense, [dense.weight.shape], entry.bits, tensors)
+        shape = [dense.weight.shape]
+        _pack_stage(f"{entry.spec.name}/dense", dense, shape, entry.dense_bits, tensors)
     for index, stage in enumerate(stages):
         shapes = [entry.spec.stage_shapes(rank)[index] for rank in entry.ranks]
         bits = sorted({entry.spec.stage_bits(q)[index] for q in entry.bits})
@@ -71,6 +72,39 @@ def read_layer(
         raise CorruptError(f"{spec.name}: {error}") from error
 
 
+def trim_layer(file: Any, entry: LayerEntry, wanted: LayerEntry) -> Tensors:
+    """The tensors that store what `wanted` has of a layer, of those that store `entry`."""
+    spec, tensors = entry.spec, Tensors()
+    try:
+        if wanted.dense_bits:
+            name, shape = f"{spec.name}/dense", [spec.dense_shape]
+            _trim_stage(file, name, shape, shape, wanted.dense_bits, tensors)
+        ladder = [
+            spec.stage_shapes(rank) for rank in entry.ranks if rank <= max(wanted.ranks, default=0)
+        ]
+        kept = [spec.stage_shapes(rank) for rank in wanted.ranks]
+        for index in range(len(kept[-1]) if kept else 0):
+            steps, least = ([step[index] for step in each] for each in (ladder, kept))
+            bits = sorted({spec.stage_bits(q)[index] for q in wanted.bits})
+            _trim_stage(file, f"{spec.name}/stage{index}", steps, least, bits, tensors)
+    except SafetensorError as error:
+        raise CorruptError(f"{spec.name}: {error}") from error
+    return tensors
+
+
+def _trim_stage(
+    file: Any,
+    name: str,
+    shapes: Sequence[tuple[int, ...]],
+    kept: Sequence[tuple[int, ...]],
+    bits: Sequence[int],
+    tensors: Tensors,
+) -> None:
+    _pack_blocks(name, _read_codes(file, name, shapes, max(bits)), kept, bits, tensors)
+    for view in bits:
+        tensors[f"{name}/scale{view}"] = _read_scale(file, name, kept[-1][0], view)
+
+
 def layer_bytes(entry: LayerEntry, point: LayerPoint) -> int:
     """Bytes of the planes and scales that `read_layer` reads."""
     spec = entry.spec
@@ -90,15 +124,33 @@ def _pack_stage(
 ) -> None:
     out, into = shapes[-1][:2]
     codes = encode(stage.weight[:out, :into], stage.grid[:out])
-    for index, block in enumerate(_blocks(codes, shapes)):
-        tensors[f"{name}/block{index}"] = pack_planes(block)
+    _pack_blocks(name, codes, shapes, bits, tensors)
     for view in bits:
         tensors[f"{name}/scale{view}"] = stage.views[view][:out].astype(np.float32)
+
+
+def _pack_blocks(
+    name: str,
+    codes: Codes,
+    shapes: Sequence[tuple[int, ...]],
+    bits: Sequence[int],
+    tensors: Tensors,
+) -> None:
+    """Blocks of as many planes as the largest view has."""
+    for index, block in enumerate(_blocks(codes, shapes)):
+        tensors[f"{name}/block{index}"] = pack_planes(block)[: max(bits)]
 
 
 def _read_stage(
     file: Any, name: str, shapes: Sequence[tuple[int, ...]], bits: int
 ) -> tuple[npt.NDArray[np.int8], Floats]:
+    codes = _read_codes(file, name, shapes, bits)
+    scale = _read_scale(file, name, shapes[-1][0], bits)
+    return integers(codes, bits), unit_scale(scale, bits)
+
+
+def _read_codes(file: Any, name: str, shapes: Sequence[tuple[int, ...]], bits: int) -> Codes:
+    """The codes of the largest shape, of which all but the top `bits` are zero."""
     blocks = [file.get_slice(f"{name}/block{index}") for index in range(len(shapes))]
     if prod(shapes[-1]) > sum(8 * block.get_shape()[-1] for block in blocks):
         raise CorruptError(f"{name}: a weight of shape {shapes[-1]} is not stored")
@@ -110,12 +162,16 @@ def _read_stage(
             size = prod(codes[area].shape)
             codes[area] = flat[:size].reshape(codes[area].shape)
             flat = flat[size:]
-    scale = file.get_slice(f"{name}/scale{bits}")[: shapes[-1][0]]
-    if scale.shape != (shapes[-1][0],) or scale.dtype != np.float32:
-        raise CorruptError(f"{name}: scale of shape {scale.shape} for {shapes[-1][0]} rows")
+    return codes
+
+
+def _read_scale(file: Any, name: str, rows: int, bits: int) -> Floats:
+    scale: Floats = file.get_slice(f"{name}/scale{bits}")[:rows]
+    if scale.shape != (rows,) or scale.dtype != np.float32:
+        raise CorruptError(f"{name}: scale of shape {scale.shape} for {rows} rows")
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         raise CorruptError(f"{name}: a scale is not positive and finite")
-    return integers(codes, bits), unit_scale(scale, bits)
+    return scale
 
 
 def _blocks(codes: Codes, shapes: Sequence[tuple[int, ...]]) -> Iterator[Codes]:

@@ -17,12 +17,8 @@ from t3c.artifact.manifest import (
     DENSE,
     FACTORS,
     GRAPH,
-    SCHEMA_VERSION,
-    ControllerEntry,
     FileEntry,
-    LayerEntry,
     Manifest,
-    ModelEntry,
     ProfileEntry,
     dump_manifest,
 )
@@ -35,19 +31,13 @@ from t3c.spec import ProfileChain
 
 def write_content(
     folder: Path,
+    draft: Manifest,
     *,
-    model: ModelEntry,
-    layers: tuple[LayerEntry, ...],
-    profiles: ProfileChain,
     graph: onnx.ModelProto,
     factors: Tensors,
     dense: Mapping[str, npt.NDArray[np.generic]],
-    seeds: dict[str, int],
-    version: str,
-    calibrated_on: tuple[str, ...] | None = None,
-    controller: ControllerEntry | None = None,
 ) -> Manifest:
-    """Write graph, factors, dense tensors and, last, the manifest that holds their hashes."""
+    """Write graph, factors, dense tensors and, last, the manifest with their sizes and hashes."""
     with writing(folder):
         (folder / GRAPH).write_bytes(graph.SerializeToString())
         _save(folder / FACTORS, factors)
@@ -59,21 +49,11 @@ def write_content(
     shared = files[GRAPH].bytes + files[DENSE].bytes + header_bytes(folder / FACTORS)
 
     def manifest(own_bytes: int) -> Manifest:
-        entries = tuple(
-            ProfileEntry(
-                name=profile.name,
-                points=dict(profile.points),
-                size_bytes=shared
-                + own_bytes
-                + sum(layer_bytes(e, profile.points[e.spec.name]) for e in layers),
-            )
-            for profile in profiles
-        )
-        return Manifest(
-            schema_version=SCHEMA_VERSION, t3c_version=version, model=model, layers=layers,
-            profiles=entries, seeds=seeds, files=files, calibrated_on=calibrated_on,
-            controller=controller,
-        )  # fmt: skip
+        entries = [
+            p.model_copy(update={"size_bytes": shared + own_bytes + _points_bytes(draft, p)})
+            for p in draft.profiles
+        ]
+        return draft.model_copy(update={"profiles": tuple(entries), "files": files})
 
     # The manifest counts itself, until its length settles.
     own = 0
@@ -84,6 +64,15 @@ def write_content(
     return manifest(own)
 
 
+def drafted(chain: ProfileChain) -> tuple[ProfileEntry, ...]:
+    """Profiles of a manifest that is yet to be written, and with it what they take."""
+    return tuple(ProfileEntry(name=p.name, points=dict(p.points), size_bytes=1) for p in chain)
+
+
+def _points_bytes(manifest: Manifest, profile: ProfileEntry) -> int:
+    return sum(layer_bytes(e, profile.points[e.spec.name]) for e in manifest.layers)
+
+
 def header_bytes(path: Path) -> int:
     """Bytes of a safetensors file before its data: what any of its tensors needs to be found."""
     with path.open("rb") as file:
@@ -91,7 +80,10 @@ def header_bytes(path: Path) -> int:
 
 
 def _save(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    path.touch()  # with the rights of any new file: what is shipped is read by others
+    rights = path.stat().st_mode
     try:
         save_file({n: np.ascontiguousarray(v) for n, v in tensors.items()}, str(path))
     except SafetensorError as error:  # such as a full disk
         raise ArtifactError(f"{path}: cannot be written: {error}") from error
+    path.chmod(rights)

@@ -29,6 +29,10 @@ def stage_work(spec: LayerSpec, point: LayerPoint, form: Form) -> list[StageWork
         return [StageWork(False, True, 0, 2 * rows * spec.runs, spec.runs)]
     found = []
     shapes = spec.executed_shapes(point, form)
+    if form is Form.ALIGNED and len(shapes) > 1:
+        # The input's channels are put in order, and those kept are read again.
+        gathered = (2 * spec.in_channels + point.rank) * spec.in_positions
+        found.append(StageWork(False, False, 0, gathered * spec.runs, spec.runs))
     factored = len(shapes) > 1
     strided = spec.strided_stage() if factored else 0
     groups = spec.stage_groups(point.rank) if factored else (spec.groups,)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from t3c.artifact.graph import Floats, original_onnx, topology, weight_name
+from t3c.artifact.graph import Axes, Floats, original_onnx, topology, weight_name
 from t3c.artifact.reader import Artifact
 from t3c.convert import state_of
 from t3c.errors import ConvertError, DataError
@@ -34,22 +34,23 @@ class Original:
     dense: Mapping[str, Floats]
 
 
-def write_original(model: nn.Module, path: str | Path) -> None:
+def write_original(model: nn.Module, path: str | Path, *, axes: Axes | None = None) -> None:
     """Write the original an elastic model was made from as ONNX, for certificates and comparisons.
 
-    Its elastic weights keep their names, by which `t3c certify` finds them.
+    Its elastic weights keep their names, by which `t3c certify` finds them; `axes` are those the
+    model is exported with.
     """
-    onnx_model = to_original(model)
+    onnx_model = to_original(model, axes)
     if onnx_model.ByteSize() > LIMIT:
         raise DataError(f"{path}: the original is larger than the 2 GB that one ONNX file holds")
     write_atomic(Path(path), onnx_model.SerializeToString())
 
 
-def to_original(model: nn.Module) -> onnx.ModelProto:
+def to_original(model: nn.Module, axes: Axes | None = None) -> onnx.ModelProto:
     """The original of an elastic model in ONNX."""
     state = state_of(model)
     refuse_batch_statistics(state.original)
-    return original_onnx(state.original, state.example, list(elastic_weights(model)))
+    return original_onnx(state.original, state.example, list(elastic_weights(model)), axes)
 
 
 def refuse_batch_statistics(model: nn.Module) -> None:

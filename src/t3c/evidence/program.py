@@ -24,11 +24,13 @@ from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_kind, elastic_layer
 from t3c.artifact.reader import Artifact
 from t3c.evidence.original import Original
 from t3c.factor.compose import compose
-from t3c.runtime.assemble import execution_stages, quantized_inputs
-from t3c.runtime.builder import Stage, activation_grid
+from t3c.runtime.aligning import execution
+from t3c.runtime.assemble import quantized_inputs
+from t3c.runtime.builder import activation_grid
+from t3c.runtime.decode import empty_states
 from t3c.runtime.engines.torch_operations import OPERATIONS
 from t3c.runtime.measured import Subject
-from t3c.spec import LayerSpec
+from t3c.spec import MAX_BITS, LayerSpec
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Program:
         self.specs = artifact.manifest.specs
         self.dtype = dtype
         self.inputs = [entry.name for entry in artifact.manifest.model.inputs]
+        self.states = artifact.manifest.model.states
         self.output = graph.output[0].name
         self.nodes = list(graph.node)
         made = {name for node in graph.node for name in node.output} | set(self.inputs)
@@ -136,6 +139,9 @@ class Program:
         grids = {name: executed.grids[name] for name in self.rounded} if moved else {}
         for name, given in zip(self.inputs, inputs, strict=True):
             values[name] = _partly_rounded(self._float(given), grids.get(name), share)
+        for state in self.states:
+            (empty,) = empty_states([state], len(inputs[0]))
+            values[state.input] = self._float(torch.from_numpy(empty))
         at = {
             name: layer.weight + share * layer.change if moved else layer.weight
             for name, layer in executed.layers.items()
@@ -199,20 +205,17 @@ def executed(
     for node in artifact.graph().graph.node:
         if node.domain == ELASTIC_DOMAIN:
             uses[elastic_layer(node)].append(node.name)
-    layers = {}
+    layers, mine = {}, artifact.dense()
     for name, point in subject.profile.points.items():
         stored = artifact.stages(name, point)
-        stages = execution_stages(stored, subject.forms[name], weight_bits)
-        between = range(len(stages) - 1)
-        inner = {use: tuple(grids[f"{use}/stage{i}"] for i in between) for use in uses[name]}
-        layers[name] = Layer(
-            artifact.entries[name].spec,
-            real(original.weights[name]),
-            tuple(real(_dequantized(stage)) for stage in stages),
-            inner,
-        )
+        spec = artifact.entries[name].spec
+        bits = MAX_BITS if artifact.weight_only else weight_bits
+        run = execution(mine, spec, stored, subject.forms[name], bits)
+        ends = () if artifact.weight_only else run.inner
+        inner = {use: tuple(grids[f"{use}/{end}"] for end in ends) for use in uses[name]}
+        stages = tuple(real(weight) for weight in run.weights)
+        layers[name] = Layer(spec, real(original.weights[name]), stages, inner)
     dense = {name: real(value) for name, value in original.dense.items()}
-    mine = artifact.dense()
     change = {name: _difference(real(mine[name]), value) for name, value in dense.items()}
     moved = {name: value for name, value in change.items() if bool(value.any())}
     return Executed(layers, dense, moved, grids)
@@ -255,7 +258,7 @@ def stage_outputs(use: Use, layer: Layer, x: Tensor, *, rounded: bool) -> list[T
             geometry = (1, 0, 1) if plain else (spec.stride, spec.padding, spec.dilation)
             x = conv(x, stage, None, *geometry, groups[index])
         outs.append(x)
-        if rounded and index < len(layer.stages) - 1:
+        if rounded and index < len(layer.inner[use.name]):
             x = layer.inner[use.name][index].rounded(x)
     return outs
 
@@ -285,12 +288,6 @@ def _partly_rounded(x: Tensor, grid: Grid | None, share: Tensor | float) -> Tens
 def _difference(mine: Tensor, other: Tensor) -> Tensor:
     """mine - other, where infinities that are equal differ by nothing."""
     return torch.where(mine == other, torch.zeros_like(other), mine - other)
-
-
-def _dequantized(stage: Stage) -> np.ndarray[Any, np.dtype[np.float64]]:
-    weight, scale = stage
-    column = scale.astype(np.float64).reshape(-1, *([1] * (weight.ndim - 1)))
-    return np.asarray(weight.astype(np.float64) * column)
 
 
 def _grid(low: float, high: float) -> Grid:

@@ -48,7 +48,7 @@ def shift_models(
 
 def seen_features(session: Session, samples: Samples) -> Array:
     """Features (n, F) of a watched session, one sample at a time."""
-    return features(np.concatenate([session.run(one)[1] for one in chunks(samples, 1)]))
+    return features(np.concatenate([session.run(one)[-1] for one in chunks(samples, 1)]))
 
 
 def _thresholds(

@@ -207,7 +207,8 @@ class Recursion:
         for index, grid in enumerate(layer.inner[use.name]):
             units = along_channels(use.kind, layer.spec, norms.units[index])
             error = norms.stages[index + 1] * _after_rounding(grid, outs[index], error, units)
-        return error
+        # Where nothing is rounded between them, the error passes through the other stages alone.
+        return error * math.prod(norms.stages[len(layer.inner[use.name]) + 1 :])
 
 
 def _after_rounding(grid: Grid, value: Tensor, error: float, units: Tensor | None = None) -> float:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from onnx import ValueInfoProto, helper
+from onnx import TensorShapeProto, ValueInfoProto, helper
 from torch import nn
 
-from t3c.artifact.graph import Traced, trace
+from t3c.artifact.graph import BATCH_AXIS, Axes, Traced, trace
 from t3c.artifact.manifest import (
     CONTROLLER,
     ELASTIC_DOMAIN,
+    RANGES,
     ControllerEntry,
+    KernelEntry,
     LayerEntry,
+    Manifest,
     ModelEntry,
+    NumericsEntry,
+    StateEntry,
     TensorEntry,
     UnitEntry,
     elastic_layer,
+    layer_entry,
 )
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer
-from t3c.artifact.writer import write_content
+from t3c.artifact.upgrade import SCHEMA_VERSION
+from t3c.artifact.writer import drafted, write_content
 from t3c.certify.slices import sample_keys
 from t3c.convert import state_of
 from t3c.errors import ConvertError
@@ -34,20 +42,22 @@ from t3c.nn.inputs import Inputs, batches_of, tensors
 from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.quant.straight_through import row_scale, view_scale
+from t3c.runtime.aligning import Aligner, from_reduced, kept_columns
 from t3c.runtime.assemble import assemble, quantized_inputs
+from t3c.runtime.engines import ENGINES
 from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.engines.torch_operations import OPERATIONS
-from t3c.spec import ImageSpec, LayerPoint, Profile, ProfileChain
+from t3c.spec import Form, ImageSpec, LayerPoint, Profile
 from t3c.version import __version__
 
 BATCH = 64
 
 
-def topology(model: nn.Module) -> Traced:
+def topology(model: nn.Module, axes: Axes | None = None) -> Traced:
     """The topology of an elastic model; refused if the reference engine lacks an operation."""
     refuse_batch_statistics(state_of(model).original)
     specs = {name: weight.spec for name, weight in elastic_weights(model).items()}
-    traced = trace(dense_copy(model), state_of(model).example, specs)
+    traced = trace(dense_copy(model), state_of(model).example, specs, axes)
     kinds = {node.op_type for node in traced.model.graph.node if node.domain != ELASTIC_DOMAIN}
     missing = sorted(kinds - OPERATIONS.keys())
     if missing:
@@ -69,53 +79,89 @@ def write(
     seed: int,
     image: ImageSpec | None,
     classes: tuple[str, ...] | None,
+    weight_only: bool = False,
     draft: Artifact | None = None,
 ) -> Artifact:
     """Write the content twice: as a draft, to observe ranges on the compressed model, then whole.
 
-    Ranges of profiles that an earlier draft of the model has too are taken from there.
+    Ranges of profiles that an earlier draft of the model has too are taken from there. Where only
+    weights are of few bits there are none.
     """
     state = state_of(model)
     weights = elastic_weights(model)
-    entries = tuple(_entry(weight, allocated) for weight in weights.values())
+    entries = tuple(_entry(weight, allocated, traced) for weight in weights.values())
     factors: Tensors = {}
     for entry in entries:
-        factors |= _pack(entry, weights[entry.spec.name], traced, allocated.profiles)
-    quantized = _quantized_tensors(traced, entries)
+        factors |= _pack(entry, weights[entry.spec.name], traced)
+    aligner = Aligner(factors, draft)
+    if not weight_only:
+        entries = tuple(
+            aligner.aligned(
+                entry, [profile.points[entry.spec.name] for profile in allocated.profiles],
+                partial(_float_weight, weights[entry.spec.name], traced),
+            )
+            for entry in entries
+        )  # fmt: skip
+    quantized = () if weight_only else _quantized_tensors(traced, entries)
     about = ModelEntry(
         name=name,
         parameters=sum(p.numel() for p in state.original.parameters()),
-        inputs=_tensor_entries(traced, len(tensors(state.example))),
-        outputs=(_output_entry(traced),),
+        inputs=_input_entries(traced, tensors(state.example)),
+        outputs=(_tensor_entry(traced.model.graph.output[0]),),
+        states=_state_entries(traced, len(tensors(state.example))),
         quantized=quantized,
         classes=classes,
         image=image,
     )
-    dense: dict[str, npt.NDArray[np.generic]] = dict(traced.dense)
+    dense: dict[str, npt.NDArray[np.generic]] = {**traced.dense, **aligner.pivots}
     if allocated.control is not None:
         arrays = allocated.control.policy.tensors()
         dense |= {f"{CONTROLLER}{tensor}": value for tensor, value in arrays.items()}
 
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        t3c_version=__version__,
+        model=about,
+        layers=entries,
+        profiles=drafted(allocated.profiles),
+        seeds={"export": seed},
+        files={},
+        calibrated_on=tuple(sample_keys([value.numpy() for value in tensors(samples)])),
+        controller=controller_entry(allocated),
+        numerics=NumericsEntry(activations="float32" if weight_only else "int8"),
+        kernels=_kernels(entries, allocated, weight_only),
+    )
+
     def put() -> Artifact:
-        write_content(
-            folder, model=about, layers=entries, profiles=allocated.profiles, graph=traced.model,
-            factors=factors, dense=dense, seeds={"export": seed}, version=__version__,
-            calibrated_on=tuple(sample_keys([value.numpy() for value in tensors(samples)])),
-            controller=controller_entry(allocated),
-        )  # fmt: skip
+        write_content(folder, manifest, graph=traced.model, factors=factors, dense=dense)
         return Artifact(folder)
 
+    if weight_only:
+        return put()
     known = {} if draft is None else _ranges_by_points(draft)
     bare = put() if any(_points(p) not in known for p in allocated.profiles) else None
     for profile in allocated.profiles:
         if bare is not None and _points(profile) not in known:
-            dense[f"ranges/{profile.name}"] = observe_ranges(bare, profile, samples)
+            dense[f"{RANGES}{profile.name}"] = observe_ranges(bare, profile, samples)
         else:
             ranges = known[_points(profile)]
             nothing = (np.nan, np.nan)
             found = [ranges.get(tensor, nothing) for tensor in quantized]
-            dense[f"ranges/{profile.name}"] = np.array(found, np.float32).reshape(-1, 2)
+            dense[f"{RANGES}{profile.name}"] = np.array(found, np.float32).reshape(-1, 2)
     return put()
+
+
+def _kernels(
+    entries: Sequence[LayerEntry], allocated: Allocated, weight_only: bool
+) -> dict[str, KernelEntry]:
+    """What every engine has to have: the forms that points can be executed in, types of weights."""
+    points = [
+        (e.spec, profile.points[e.spec.name]) for e in entries for profile in allocated.profiles
+    ]
+    forms = sorted({form for spec, point in points for form in spec.forms(point)})
+    four = weight_only and any(point.bits <= 4 for _, point in points)
+    kernel = KernelEntry(forms=tuple(forms), weights=("int4", "int8") if four else ("int8",))
+    return dict.fromkeys(sorted(ENGINES), kernel)
 
 
 def controller_entry(allocated: Allocated) -> ControllerEntry | None:
@@ -155,8 +201,12 @@ def observe_ranges(artifact: Artifact, profile: Profile, samples: Inputs) -> Flo
     names = artifact.manifest.model.quantized
     ranges = np.full((len(names), 2), np.nan, dtype=np.float32)
     index = {name: i for i, name in enumerate(names)}
+    aligning = _from_reduced(artifact, profile)
 
     def watch(name: str, value: torch.Tensor) -> None:
+        if name in aligning:
+            use, matrix = aligning[name]
+            watch(f"{use}/aligned", value @ matrix.T)
         if name in index:
             row = ranges[index[name]]
             row[0] = np.fmin(row[0], float(value.min()))
@@ -168,22 +218,38 @@ def observe_ranges(artifact: Artifact, profile: Profile, samples: Inputs) -> Flo
     return ranges
 
 
-def _entry(layer: ElasticWeight, allocated: Allocated) -> LayerEntry:
-    """A layer with what the profiles use of it: no rank or view is stored that none runs."""
-    spec = layer.spec
-    points = [profile.points[spec.name] for profile in allocated.profiles]
-    return LayerEntry(
-        spec=spec,
-        menu=allocated.menus[spec.name].points,
-        ranks=tuple(sorted({p.rank for p in points if not spec.stored_dense(p)})),
-        bits=tuple(sorted({p.bits for p in points})),
-    )
+def _from_reduced(artifact: Artifact, profile: Profile) -> dict[str, tuple[str, torch.Tensor]]:
+    """By the reduced input of each use of a layer that can be aligned: the use, and the matrix
+    (k, k) that makes the inner tensor of the aligned form of it."""
+    found, specs, dense = {}, artifact.manifest.specs, artifact.dense()
+    for node in artifact.graph().graph.node:
+        layer = elastic_layer(node) if node.domain == ELASTIC_DOMAIN else None
+        if layer is not None and Form.ALIGNED in specs[layer].forms(profile.points[layer]):
+            point = profile.points[layer]
+            kept = kept_columns(dense, specs[layer], point.rank)
+            matrix = from_reduced(artifact.stages(layer, point), kept).astype(np.float32)
+            found[f"{node.name}/stage0"] = node.name, torch.from_numpy(matrix)
+    return found
 
 
 @torch.no_grad()
-def _pack(
-    entry: LayerEntry, weight: ElasticWeight, traced: Traced, profiles: ProfileChain
-) -> Tensors:
+def _float_weight(weight: ElasticWeight, traced: Traced, rank: int) -> npt.NDArray[np.float64]:
+    """What the factors of a linear layer stand for at a rank before they are rounded (out, in)."""
+    reduce, expand = (stage.double().numpy() for stage in weight.stored_stages())
+    rows = traced.folded.get(weight.spec.name, np.ones(len(expand), np.float32))
+    return np.asarray(rows[:, None] * (expand[:, :rank] @ reduce[:rank]))
+
+
+def _entry(layer: ElasticWeight, allocated: Allocated, traced: Traced) -> LayerEntry:
+    """A layer with what the profiles use of it."""
+    name = layer.spec.name
+    points = [profile.points[name] for profile in allocated.profiles]
+    menu = allocated.menus[name].points
+    return layer_entry(layer.spec, menu, points, folded_norm=name in traced.folded)
+
+
+@torch.no_grad()
+def _pack(entry: LayerEntry, weight: ElasticWeight, traced: Traced) -> Tensors:
     name, spec = weight.spec.name, weight.spec
     factor = torch.from_numpy(traced.folded.get(name, np.ones(spec.out_channels, np.float32)))
     stored = weight.stored_stages() if entry.ranks else []
@@ -195,8 +261,8 @@ def _pack(
         for index, stage in enumerate(stored)
     ]  # fmt: skip
     dense = None
-    if any(spec.stored_dense(profile.points[name]) for profile in profiles):
-        dense = _codes(weight.dense, weight.dense_gains, factor, entry.bits)
+    if entry.dense_bits:
+        dense = _codes(weight.dense, weight.dense_gains, factor, entry.dense_bits)
     return pack_layer(entry, dense, stages)
 
 
@@ -225,19 +291,47 @@ def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple
         entry = named[elastic_layer(node)]
         inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if entry.ranks else 0
         names += [f"{node.name}/stage{index}" for index in range(inner)]
+        names += [f"{node.name}/aligned"] if entry.spec.aligned else []
     return tuple(dict.fromkeys(names))
 
 
-def _tensor_entries(traced: Traced, count: int) -> tuple[TensorEntry, ...]:
-    return tuple(_tensor_entry(value) for value in list(traced.model.graph.input)[:count])
+def _input_entries(traced: Traced, example: Sequence[torch.Tensor]) -> tuple[TensorEntry, ...]:
+    """The inputs; of those with free axes also the sizes they have in the example."""
+    entries = []
+    for value, given in zip(traced.model.graph.input, example, strict=False):
+        entry = _tensor_entry(value)
+        if any(isinstance(size, str) for size in entry.shape):
+            entry = entry.model_copy(update={"example": (1, *given.shape[1:])})
+        entries.append(entry)
+    return tuple(entries)
 
 
-def _output_entry(traced: Traced) -> TensorEntry:
-    return _tensor_entry(traced.model.graph.output[0])
+def _state_entries(traced: Traced, inputs: int) -> tuple[StateEntry, ...]:
+    """What comes after the inputs and the output: states, and what they become."""
+    graph = traced.model.graph
+    found = []
+    for value, becomes in zip(list(graph.input)[inputs:], list(graph.output)[1:], strict=False):
+        entry = _tensor_entry(value)
+        found.append(
+            StateEntry.model_validate(
+                {"input": entry.name, "output": becomes.name, "dtype": entry.dtype,
+                 "shape": entry.shape}
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def _tensor_entry(value: ValueInfoProto) -> TensorEntry:
     kind = value.type.tensor_type
     dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
-    return TensorEntry(name=value.name, dtype=dtype.name, shape=tuple(dims))
+    return TensorEntry(
+        name=value.name, dtype=dtype.name, shape=tuple(_size(d) for d in kind.shape.dim)
+    )
+
+
+def _size(dim: TensorShapeProto.Dimension) -> int | str | None:
+    """A size, the name of a free one, or None for the batch and what is not known."""
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    named = dim.dim_param != BATCH_AXIS and dim.dim_param.isidentifier()
+    return str(dim.dim_param) if named else None

@@ -15,20 +15,20 @@ from torch import nn
 from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, LayerTiming
 from t3c.artifact.folder import staged
-from t3c.artifact.graph import Traced
-from t3c.artifact.ledger import Certification, Ledger
+from t3c.artifact.graph import Axes, Traced
+from t3c.artifact.ledger import Certification, Ledger, ParityEntry
 from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
 from t3c.control.profiles import Measured, Pruned, names_for, prune, thin
 from t3c.convert import state_of
-from t3c.errors import ConvertError, DataError, SpecError
+from t3c.errors import ConvertError, DataError, EngineError, SpecError
 from t3c.evidence.certify import CertifyConfig, Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
 from t3c.evidence.original import beside, to_original
 from t3c.exporter import content
 from t3c.exporter.allocate import PROPOSALS, Allocated, Proposals, Wanted, allocate
-from t3c.exporter.parity import Parity, check_parity
+from t3c.exporter.parity import engine_parity, other_engines, stored_differences
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
 from t3c.runtime.calibrate import CalibrationConfig, calibrate
@@ -39,7 +39,7 @@ from t3c.runtime.runtime import Runtime
 from t3c.spec import ImageSpec, ProfileChain
 from t3c.train.policy_net import ControllerConfig
 
-PARITY_SAMPLES = 16
+PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ class ExportConfig:
     output, that is still of use. `size_weight` is what bytes count for against time when layer
     points are allocated. `proposals` come from the `knapsack`, a `template`, a `greedy` walk, the
     same level for all (`uniform`), or a `controller` trained on what was measured, which the
-    artifact then carries; `tie` is whether
-    layers share a point within an attention `block` or wherever a `stage` repeats them;
-    `layer_drift` caps the first-order drift of each. `calibration` says how much is measured,
+    artifact then carries; `tie` is whether layers share a point within an attention `block` or
+    wherever a `stage` repeats them; `layer_drift` caps the first-order drift of each. With
+    `activations` left float only weights are compressed: for models whose time goes into reading
+    them, such as decoders. `calibration` says how much is measured,
     `certificate` what is certified.
     """
 
@@ -65,6 +66,7 @@ class ExportConfig:
     proposals: Proposals = "knapsack"
     tie: Literal["block", "stage"] = "block"
     layer_drift: float | None = None
+    activations: Literal["int8", "float"] = "int8"
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     calibration: CalibrationConfig = field(default_factory=lambda: CalibrationConfig(busy=True))
     certificate: CertifyConfig = field(default_factory=CertifyConfig)
@@ -84,6 +86,8 @@ class ExportConfig:
             raise SpecError("a controller that is not monotone by construction is not exported")
         if self.tie not in ("block", "stage"):
             raise SpecError(f"tie is 'block' or 'stage', got {self.tie!r}")
+        if self.activations not in ("int8", "float"):
+            raise SpecError(f"activations are 'int8' or 'float', got {self.activations!r}")
         if self.layer_drift is not None and not self.layer_drift > 0:
             raise SpecError(f"layer_drift must be positive, got {self.layer_drift:g}")
 
@@ -100,7 +104,7 @@ class Exported:
     profiles: ProfileChain
     table: DeviceTable
     ledger: Ledger
-    parity: tuple[Parity, ...]
+    parity: tuple[ParityEntry, ...]
     pruned: tuple[Pruned, ...] = ()
     notes: tuple[str, ...] = ()
     dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -124,6 +128,7 @@ def export(
     name: str | None = None,
     image: ImageSpec | None = None,
     classes: Iterable[str] | None = None,
+    axes: Axes | None = None,
     say: Callable[[str], object] = lambda message: None,
     watch: Watch = lambda what, done, total: None,
 ) -> Exported:
@@ -131,7 +136,8 @@ def export(
 
     `calibration` yields inputs, or (inputs, target), that the model was not trained on: one part
     sets ranges and allocates, the rest makes the certificates. An artifact that was at `path`
-    stays whole until the new one is.
+    stays whole until the new one is. `axes` names the axes of inputs that are free besides the
+    batch, `{"input_ids": {1: "sequence"}}`; what is measured is measured at the example's sizes.
     """
     config = config or ExportConfig()
     state = state_of(model)
@@ -144,7 +150,8 @@ def export(
     names = None if classes is None else tuple(classes)
     with evaluating(model), staged(path) as folder:
         say("tracing the model")
-        traced = content.topology(model)
+        free = {"axes": axes} if axes else {}
+        traced = content.topology(model, **free)
         _check_described(traced, image, names)
         say(f"timing layer points on {engine.name}, {engine.threads} threads")
         ranks = [(plan.spec, plan.ranks) for plan in state.plan.layers]
@@ -162,21 +169,33 @@ def export(
             return content.write(
                 folder, model, traced, allocated, parts.quantizer, name=name or path.stem,
                 seed=config.seed, image=image, classes=names, draft=draft,
+                weight_only=config.activations == "float",
             )  # fmt: skip
 
         draft = written(candidates)
         say(f"timing {len(candidates.profiles)} candidate profiles")
         chosen, pruned = choose(candidates, draft, engine, timings, config, watch)
-        artifact = written(chosen, draft)
-        say("calibrating the profiles and the proxy")
-        table = calibrate(artifact, engine, config.calibration, timings=timings, watch=watch)
-        artifact.add_device(table)
-        runtime = Runtime(artifact, config.engine, config.threads)
-        say("checking each profile against torch")
-        parity = check_parity(model, runtime, select(parts.quantizer, slice(0, PARITY_SAMPLES)))
+        checked = select(parts.quantizer, slice(0, PARITY_SAMPLES))
+        while True:
+            artifact = written(chosen, draft)
+            say("calibrating the profiles and the proxy")
+            table = calibrate(artifact, engine, config.calibration, timings=timings, watch=watch)
+            artifact.add_device(table)
+            runtime = Runtime(artifact, config.engine, config.threads)
+            say("checking each profile against torch")
+            stored = stored_differences(model, artifact, checked)
+            parity = engine_parity(runtime, checked, stored)
+            if all(row.ok for row in parity):
+                break
+            chosen, failed = _without_failed(chosen, parity)
+            pruned += failed
+        for other in other_engines(runtime):
+            say(f"checking each profile on {other.engine.name}")
+            parity += engine_parity(other, select(checked, slice(0, OTHER_SAMPLES)), stored)
+        artifact.add_parity(parity)
         say(f"certifying on {len(tensors(parts.scores)[0])} samples")
         slices = Slices(arrays(parts.scaling), arrays(parts.scores))
-        ledger = artifact.add_certification(_certified(model, runtime, slices, config, watch))
+        ledger = artifact.add_certification(_certified(model, runtime, slices, config, watch, free))
         write_card(artifact)
     return Exported(
         path, chosen.profiles, table, ledger, tuple(parity), tuple(pruned), chosen.notes,
@@ -184,20 +203,38 @@ def export(
     )  # fmt: skip
 
 
+def _without_failed(
+    chosen: Allocated, parity: Sequence[ParityEntry]
+) -> tuple[Allocated, list[Pruned]]:
+    """The profiles that the engine runs as torch does, and why the others are not shipped."""
+    failed = [Pruned(row.profile, row.reason) for row in parity if not row.ok]
+    kept = [row.profile for row in parity if row.ok]
+    if not kept:
+        row = next(row for row in parity if not row.ok)
+        raise EngineError(f"no profile is as torch has it on {row.engine}: {row.reason}")
+    return chosen.renamed({name: name for name in kept}), failed
+
+
 def _certified(
-    model: nn.Module, runtime: Runtime, slices: Slices, config: ExportConfig, watch: Watch
+    model: nn.Module,
+    runtime: Runtime,
+    slices: Slices,
+    config: ExportConfig,
+    watch: Watch,
+    free: Mapping[str, Axes],
 ) -> Certification:
     """Certificates from the original the model remembers."""
+    certificate = config.certificate
     try:
-        original = beside(runtime.artifact, to_original(model))
+        original = beside(runtime.artifact, to_original(model, **free))
     except (DataError, ConvertError) as differs:
         frozen = state_of(model).original
         return certify(
             runtime, model_reference(frozen, state_of(model).example), None, slices,
-            config.certificate, missing=str(differs), watch=watch,
+            certificate, missing=str(differs), watch=watch,
         )  # fmt: skip
     reference = program_reference(runtime.artifact, original)
-    return certify(runtime, reference, original, slices, config.certificate, watch=watch)
+    return certify(runtime, reference, original, slices, certificate, watch=watch)
 
 
 def choose(

@@ -19,7 +19,8 @@ Indices = npt.NDArray[np.int64]
 class Aligned:
     """W[:, kept] = expand (m, k) and W[:, others] = expand @ rest (k, n - k): k(m + n - k) numbers.
 
-    `condition` is that of the absorbed block, its rows at unit length.
+    `condition` is that of the absorbed block, its rows at unit length; NaN where it was not asked
+    for.
     """
 
     expand: Floats
@@ -29,34 +30,50 @@ class Aligned:
     condition: float
 
 
-def align(expand: Floats, reduce: Floats, *, worst_condition: float = 1e4) -> Aligned | None:
+def align(
+    expand: Floats,
+    reduce: Floats,
+    *,
+    kept: Indices | None = None,
+    worst_condition: float | None = 1e4,
+) -> Aligned | None:
     """The aligned form of expand (m, k) @ reduce (k, n), k <= n; None if no block is fit for it.
 
-    The k columns of `reduce` whose block is absorbed are chosen by column-pivoted QR. Pivoting
-    bounds the entries of `rest` by 2^(k-1); those of weights stay within a few units. None means
-    that the block is singular or worse conditioned than `worst_condition`.
+    The k columns of `reduce` whose block is absorbed are `kept`, rising, or chosen by
+    column-pivoted QR. Pivoting bounds the entries of `rest` by 2^(k-1); those of weights stay
+    within a few units. None means that the block is singular or worse conditioned than
+    `worst_condition`, which is not looked at if that is None.
     """
     # The rows' lengths cancel in `rest`, and a steep spectrum is no bad block.
     lengths = np.linalg.norm(reduce.astype(np.float64), axis=1)
     rows = reduce / np.where(lengths > 0, lengths, 1.0)[:, None]
-    kept = np.sort(_pivots(rows))
+    kept = np.sort(_pivots(rows)) if kept is None else kept
     others = np.setdiff1d(np.arange(reduce.shape[1]), kept)
     block = rows[:, kept]
-    condition = float(np.linalg.cond(block))
-    if not condition <= worst_condition:
+    condition = np.nan if worst_condition is None else float(np.linalg.cond(block))
+    if worst_condition is not None and not condition <= worst_condition:
+        return None
+    try:
+        rest = np.linalg.solve(block, rows[:, others])
+    except np.linalg.LinAlgError:
         return None
     absorbed = (expand * lengths) @ block
-    rest = np.linalg.solve(block, rows[:, others])
     dtype = expand.dtype
     return Aligned(absorbed.astype(dtype), rest.astype(dtype), kept, others, condition)
 
 
+def gauge(rest: Floats, kept: Indices) -> Floats:
+    """[I R] (k, n) with its columns in place: what h = kept + rest @ others multiplies by."""
+    k = len(kept)
+    whole = np.zeros((k, k + rest.shape[1]), rest.dtype)
+    whole[:, np.setdiff1d(np.arange(whole.shape[1]), kept)] = rest
+    whole[:, kept] = np.eye(k)
+    return whole
+
+
 def aligned_weight(aligned: Aligned) -> Floats:
     """The weight (m, n) that an aligned form stands for."""
-    k, n = len(aligned.kept), len(aligned.kept) + len(aligned.others)
-    gauge = np.zeros((k, n), aligned.rest.dtype)
-    gauge[:, aligned.kept], gauge[:, aligned.others] = np.eye(k), aligned.rest
-    weight: Floats = aligned.expand @ gauge
+    weight: Floats = aligned.expand @ gauge(aligned.rest, aligned.kept)
     return weight
 
 

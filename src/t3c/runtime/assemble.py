@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from t3c.artifact.devices import Group
 from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_kind, elastic_layer
 from t3c.artifact.reader import Artifact
+from t3c.artifact.store import Tensors
 from t3c.errors import CorruptError, SpecError
+from t3c.runtime.aligning import Execution, execution
 from t3c.runtime.builder import (
     Builder,
     Member,
@@ -25,6 +28,7 @@ from t3c.runtime.builder import (
     quantize_rows,
 )
 from t3c.runtime.grouping import candidate_groups, plan_groups
+from t3c.runtime.int4 import LARGEST, Activations
 from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
 
 __all__ = [
@@ -50,20 +54,31 @@ def assemble(
     ranges: Ranges | None,
     weight_bits: int = MAX_BITS,
     grouped: Collection[Group] = (),
+    activations: Activations | None = None,
 ) -> onnx.ModelProto:
-    """The engine graph of a profile; without ranges its activations stay float.
+    """The engine graph of a profile; with neither ranges nor activations, the exact reference.
 
-    The layers of a group run as one product where their forms allow it, else one by one.
+    Activations are by default as the artifact has them. Float ones need no ranges, and weights of
+    any bits: only they are compressed. The layers of a group run as one product where their forms
+    allow it, else one by one.
     """
     graph, entries = artifact.graph().graph, artifact.entries
-    builder = Builder(ranges)
-    model_inputs = _add_constants(builder, artifact, graph)
+    exact = ranges is None and activations != "float"
+    weight_only = artifact.weight_only and not exact
+    builder = Builder(ranges, activations or ("float" if weight_only else "int8"))
+    bits = MAX_BITS if builder.weight_only else weight_bits
+    dense = artifact.dense()
+    model_inputs = _add_constants(builder, artifact, graph, dense)
 
-    def stages_of(layer: str) -> list[Stage]:
-        stored = artifact.stages(layer, profile.points[layer])
-        return execution_stages(stored, forms[layer], weight_bits, exact=ranges is None)
+    @lru_cache(maxsize=8)  # a block of layers may be used again and again
+    def executed(layer: str) -> Execution:
+        stored, spec = artifact.stages(layer, profile.points[layer]), entries[layer].spec
+        return execution(dense, spec, stored, forms[layer], bits, exact=exact)
 
-    plan = plan_groups(graph, entries, builder.constants, stages_of, grouped)
+    plan = plan_groups(
+        graph, entries, builder.constants, lambda layer: executed(layer).stages,
+        [group for group in grouped if Form.ALIGNED not in map(forms.get, group)],
+    )  # fmt: skip
     rounded: dict[str, str] = {}
     feeds = set(quantized_inputs(graph, artifact.manifest.specs))
     for value in model_inputs:
@@ -82,8 +97,10 @@ def assemble(
             layer = elastic_layer(node)
             spec = entries[layer].spec
             bias = inputs[1] if len(inputs) > 1 else None
-            kind = elastic_kind(node, spec)
-            builder.layer(node.name, kind, spec, stages_of(layer), inputs[0], bias, made[0])
+            kind, run = elastic_kind(node, spec), executed(layer)
+            builder.layer(
+                node.name, kind, spec, run.stages, inputs[0], bias, made[0], run.kept
+            )  # fmt: skip
         else:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
@@ -96,14 +113,13 @@ def assemble(
 
 
 def _add_constants(
-    builder: Builder, artifact: Artifact, graph: onnx.GraphProto
+    builder: Builder, artifact: Artifact, graph: onnx.GraphProto, dense: Tensors
 ) -> list[onnx.ValueInfoProto]:
     """Give a builder the tensors that are not elastic; what is left are the model's inputs."""
     for initializer in graph.initializer:
         if initializer.data_location == TensorProto.EXTERNAL:
             raise CorruptError(f"{artifact.path}: {initializer.name!r} lies outside of the graph")
         builder.constant(initializer.name, numpy_helper.to_array(initializer))
-    dense = artifact.dense()
     used = {name for node in graph.node for name in node.input}
     for name, value in dense.items():
         if name in used:
@@ -125,20 +141,27 @@ def quantized_inputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> 
 
 
 def synthetic_layer(
-    spec: LayerSpec, point: LayerPoint, form: Form, seed: int = 0, *, to_float: bool = False
+    spec: LayerSpec,
+    point: LayerPoint,
+    form: Form,
+    seed: int = 0,
+    *,
+    to_float: bool = False,
+    activations: Activations = "int8",
 ) -> onnx.ModelProto:
     """A graph of one layer alone, with random weights: for timing it.
 
     Its output is rounded to 8 bits, as where another layer follows, or stays float.
     """
-    inner = [f"{spec.name}/stage{index}" for index in range(3)]
-    builder = Builder(dict.fromkeys(["x", "y", *inner], (-1, 1)))
+    inner = [f"{spec.name}/{end}" for end in ("stage0", "stage1", "stage2", "aligned")]
+    builder = Builder(dict.fromkeys(["x", "y", *inner], (-1, 1)), activations)
     stages = _random_stages(spec, point, form, np.random.default_rng(seed))
     kind = "conv" if spec.convolution else str(spec.kind)
     table = spec.kind is Kind.EMBEDDING
     bias = builder.constant("bias", np.zeros(spec.out_channels, dtype=np.float32))
     x = "x" if table else builder.quantized("x")
-    builder.layer(spec.name, kind, spec, stages, x, None if table else bias, "y")
+    kept = _some_columns(spec, point, form)
+    builder.layer(spec.name, kind, spec, stages, x, None if table else bias, "y", kept)
     out = "y" if to_float else builder.quantized("y")
     into, outof = example_shape(spec)
     return builder.model(
@@ -157,14 +180,15 @@ def synthetic_group(
     form: Form,
     grouped: bool,
     seed: int = 0,
+    activations: Activations = "int8",
 ) -> onnx.ModelProto:
     """Linear layers on one input, with random weights, as one product or one by one: for timing.
 
     Outputs stay float, as those of projections do: what follows them is no product by a weight.
     """
     rng = np.random.default_rng(seed)
-    inner = [f"{spec.name}/stage0" for spec in specs]
-    builder = Builder(dict.fromkeys(["x", *inner], (-1, 1)))
+    inner = [f"{spec.name}/{end}" for spec in specs for end in ("stage0", "aligned")]
+    builder = Builder(dict.fromkeys(["x", *inner], (-1, 1)), activations)
     members = [
         Member(
             spec.name, _random_stages(spec, point, form, rng),
@@ -175,9 +199,10 @@ def synthetic_group(
     ]  # fmt: skip
     x = builder.quantized("x")
     if not grouped:
-        for spec, m in zip(specs, members, strict=True):
-            builder.layer(m.name, "linear", spec, m.stages, x, m.bias, m.output)
-    elif fit_one_product(members, builder.constants):
+        for spec, point, m in zip(specs, points, members, strict=True):
+            kept = _some_columns(spec, point, form)
+            builder.layer(m.name, "linear", spec, m.stages, x, m.bias, m.output, kept)
+    elif form is not Form.ALIGNED and fit_one_product(members, builder.constants):
         builder.group(members, x)
     else:
         names = ", ".join(spec.name for spec in specs)
@@ -195,10 +220,27 @@ def synthetic_group(
 def _random_stages(
     spec: LayerSpec, point: LayerPoint, form: Form, rng: np.random.Generator
 ) -> list[Stage]:
+    """Integers as large as 4 or 8 bits hold; a recomposed weight has 8."""
+    shapes = spec.executed_shapes(point, form)
+    stored = shapes == spec.stored_shapes(point)
+    bits = spec.stored_bits(point) if stored else (MAX_BITS,) * len(shapes)
+
+    def integers(shape: tuple[int, ...], four: bool) -> npt.NDArray[np.int8]:
+        if four:
+            return (2 * rng.integers(0, LARGEST + 1, shape) - LARGEST).astype(np.int8)
+        return rng.integers(-127, 128, shape, dtype=np.int8)
+
     return [
-        (rng.integers(-127, 128, shape, dtype=np.int8), np.full(shape[0], 1e-3, dtype=np.float32))
-        for shape in spec.executed_shapes(point, form)
+        (integers(shape, width <= 4), np.full(shape[0], 1e-3, dtype=np.float32))
+        for shape, width in zip(shapes, bits, strict=True)
     ]
+
+
+def _some_columns(spec: LayerSpec, point: LayerPoint, form: Form) -> npt.NDArray[np.int64] | None:
+    """Columns for an aligned layer to keep, spread over all; None in other forms."""
+    if form is not Form.ALIGNED or not spec.alignable(point.rank):
+        return None
+    return np.arange(point.rank) * spec.in_channels // point.rank
 
 
 def example_shape(spec: LayerSpec) -> tuple[list[int], list[int]]:

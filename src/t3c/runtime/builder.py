@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from t3c.artifact.manifest import OPSET
 from t3c.artifact.store import Floats
-from t3c.errors import CorruptError
+from t3c.errors import CorruptError, SpecError
+from t3c.runtime.int4 import Activations, decompressed, fits_table, group_size, table_rows
 from t3c.spec import MAX_BITS, Form, LayerSpec
 
 IR_VERSION = 10
@@ -35,12 +36,17 @@ class Member:
 
 
 class Builder:
-    """Collects nodes and constants; quantizes tensors for which a range is known."""
+    """Collects nodes and constants; quantizes tensors for which a range is known.
 
-    def __init__(self, ranges: Ranges | None) -> None:
-        self.ranges = ranges
+    With float activations nothing is quantized but weights, as small as they can be.
+    """
+
+    def __init__(self, ranges: Ranges | None, activations: Activations = "int8") -> None:
+        self.ranges = None if activations == "float" else ranges
+        self.weight_only = activations == "float"
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, npt.NDArray[np.generic]] = {}
+        self.codes: dict[str, tuple[str, list[str]]] = {}  # and the grid, by the rounded tensor
 
     def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(kind, list(inputs), [output], output, **attributes))
@@ -51,7 +57,7 @@ class Builder:
         return name
 
     def quantized(self, tensor: str) -> str:
-        """The tensor rounded to 8 bits; as it is when ranges are not known yet."""
+        """The tensor rounded to 8 bits; as it is where activations are float."""
         if self.ranges is None:
             return tensor
         if tensor not in self.ranges:
@@ -59,15 +65,23 @@ class Builder:
         scale, zero = activation_grid(*self.ranges[tensor])
         args = [self.constant(f"{tensor}/scale", scale), self.constant(f"{tensor}/zero", zero)]
         codes = self.node("QuantizeLinear", [tensor, *args], f"{tensor}/codes")
-        return self.node("DequantizeLinear", [codes, *args], f"{tensor}/rounded")
+        rounded = self.node("DequantizeLinear", [codes, *args], f"{tensor}/rounded")
+        self.codes[rounded] = codes, args
+        return rounded
 
     def layer(
         self, name: str, kind: str, spec: LayerSpec, stages: Sequence[Stage], x: str,
-        bias: str | None, output: str,
+        bias: str | None, output: str, kept: npt.NDArray[np.int64] | None = None,
     ) -> None:  # fmt: skip
-        """The nodes of one use of a layer; `x` is quantized already, or the ids of a table."""
+        """The nodes of one use of a layer; `x` is quantized already, or the ids of a table.
+
+        Of an aligned one, `kept` are the columns of `x` that are not multiplied at first.
+        """
         if kind == "embedding":
             self._gather(name, stages[0], x, output)
+            return
+        if kept is not None:
+            self._aligned(name, stages, x, bias, output, kept)
             return
         factored = len(stages) > 1
         strided = spec.strided_stage() if factored else 0
@@ -114,16 +128,51 @@ class Builder:
         return self.constant(f"{name}/bias", np.concatenate(parts))
 
     def _gather(self, name: str, stage: Stage, ids: str, output: str) -> None:
-        """Rows of a table of int8, each times its scale."""
-        table = self.constant(f"{name}/table", stage[0])
-        scale = self.constant(f"{name}/table_scale", stage[1][:, None])
-        rows = self.node("Gather", [table, ids], f"{name}/rows", axis=0)
-        floats = self.node("Cast", [rows], f"{name}/floats", to=TensorProto.FLOAT)
-        scales = self.node("Gather", [scale, ids], f"{name}/scales", axis=0)
+        """Rows of a table of int8, or of two codes in a byte, each times its scale."""
+        table, scale = stage
+        if self.weight_only and fits_table(table):
+            floats = table_rows(self, name, table, ids)
+        else:
+            codes = self.constant(f"{name}/table", table)
+            rows = self.node("Gather", [codes, ids], f"{name}/rows", axis=0)
+            floats = self.node("Cast", [rows], f"{name}/floats", to=TensorProto.FLOAT)
+        given = self.constant(f"{name}/table_scale", scale.reshape(len(scale), -1))
+        scales = self.node("Gather", [given, ids], f"{name}/scales", axis=0)
+        if scale.ndim == 2:
+            group = np.arange(table.shape[1]) // group_size(table, scale)
+            column = self.constant(f"{name}/group", group)
+            scales = self.node("Gather", [scales, column], f"{name}/column_scales", axis=-1)
         self.node("Mul", [floats, scales], output)
 
+    def _aligned(
+        self, name: str, stages: Sequence[Stage], x: str, bias: str | None, output: str,
+        kept: npt.NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """x_kept + rest x_others, rounded, by expand. Codes are put in order, a byte each."""
+        rest, expand = stages
+        sizes = np.array([len(kept), rest[0].shape[1]], dtype=np.int64)
+        others = np.setdiff1d(np.arange(sizes.sum()), kept)
+        order = self.constant(f"{name}/order", np.concatenate([kept, others]))
+        codes, grid = self.codes.get(x, (x, []))
+        ordered = self.node("Gather", [codes, order], f"{name}/ordered", axis=-1)
+        pieces = [f"{name}/kept", f"{name}/others"]
+        inputs = [ordered, self.constant(f"{name}/sizes", sizes)]
+        self.nodes.append(helper.make_node("Split", inputs, pieces, f"{name}/split", axis=-1))
+        if grid:
+            pieces = [
+                self.node("DequantizeLinear", [piece, *grid], f"{piece}_rounded")
+                for piece in pieces
+            ]
+        self._matmul(f"{name}/rest", rest, pieces[1], None, f"{name}/made")
+        inner = self.node("Add", [pieces[0], f"{name}/made"], f"{name}/aligned")
+        self._matmul(f"{name}/stage1", expand, self.quantized(inner), bias, output)
+
     def _matmul(self, name: str, stage: Stage, x: str, bias: str | None, output: str) -> None:
-        weight = self._weight(name, stage[0].T, stage[1], axis=1)
+        stored = stage[0].dtype == np.int8
+        if stored and (self.weight_only or stage[1].ndim == 2):
+            weight = decompressed(self, name, *stage, four_bits=self.weight_only)
+        else:
+            weight = self._weight(name, stage[0].T, stage[1], axis=1)
         if bias is None:
             self.node("MatMul", [x, weight], output)
         else:
@@ -146,6 +195,8 @@ class Builder:
         self.node("Conv", inputs, output, kernel_shape=list(stage[0].shape[2:]), **given)
 
     def _weight(self, name: str, integers: Weight, scale: Floats, axis: int) -> str:
+        if scale.ndim > 1:
+            raise SpecError(f"{name}: only linear layers and tables take scales of groups")
         if integers.dtype == np.float32:
             return self.constant(f"{name}/weight_float", np.ascontiguousarray(integers))
         codes = self.constant(f"{name}/weight", np.ascontiguousarray(integers))
@@ -168,8 +219,8 @@ def fit_one_product(
     members: Sequence[Member], constants: Mapping[str, npt.NDArray[np.generic]]
 ) -> bool:
     """Whether members have as many stages as each other, weights of one type, known biases."""
-    kinds = {(len(m.stages), m.stages[0][0].dtype) for m in members}
-    biases = [(m.bias, m.stages[-1][1].shape) for m in members if m.bias is not None]
+    kinds = {(len(m.stages), m.stages[0][0].dtype, m.stages[0][1].shape[1:]) for m in members}
+    biases = [(m.bias, m.stages[-1][1].shape[:1]) for m in members if m.bias is not None]
     return len(kinds) == 1 and all(n in constants and constants[n].shape == s for n, s in biases)
 
 
@@ -190,7 +241,7 @@ def execution_stages(
     A recomposed weight is rounded to int8 again; `exact` leaves it in float, for reference.
     """
     if form is Form.DENSE and len(stored) > 1:
-        weights = [w.astype(np.float64) * _rows(s, w.ndim) for w, s in stored]
+        weights = [stage[0].astype(np.float64) * _spread(stage) for stage in stored]
         dense = reduce(_compose, weights).astype(np.float32)
         if exact:
             return [(dense, np.ones(len(dense), dtype=np.float32))]
@@ -211,6 +262,19 @@ def quantize_rows(weight: Floats) -> Stage:
     scale = (np.abs(weight).reshape(len(weight), -1).max(axis=1) / 127).astype(np.float32)
     scale = np.maximum(scale, np.float32(1e-12))
     return np.rint(weight / _rows(scale, weight.ndim)).astype(np.int8), scale
+
+
+def dequantized(stage: Stage) -> npt.NDArray[np.float64]:
+    """The weight that a stage stands for."""
+    return np.asarray(stage[0].astype(np.float64) * _spread(stage))
+
+
+def _spread(stage: Stage) -> Floats:
+    """The scales of a stage in a shape that its weight can be multiplied by."""
+    weight, scale = stage
+    if scale.ndim == 1:
+        return _rows(scale, weight.ndim)
+    return np.repeat(scale, group_size(weight, scale), axis=1)
 
 
 def _rows(scale: Floats, ndim: int) -> Floats:

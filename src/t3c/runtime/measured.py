@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,8 +15,10 @@ from t3c.measure.latency import interleave
 from t3c.measure.quiet import Quiet
 from t3c.runtime.assemble import assemble, example_input, synthetic_group, synthetic_layer
 from t3c.runtime.builder import Ranges
+from t3c.runtime.decode import empty_states
 from t3c.runtime.engines import Engine, Session
 from t3c.runtime.engines.protocol import Array
+from t3c.runtime.processor import cpu_fields
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec, Profile
 
 ROUNDS = 40
@@ -71,12 +72,15 @@ def time_layer(
     for rank in ranks:
         if Form.FACTORED in spec.forms(_point(rank)):
             graphs[f"{rank} factored"] = graph(rank, Form.FACTORED)
+        if spec.alignable(rank):
+            graphs[f"{rank} aligned"] = graph(rank, Form.ALIGNED)
     p50 = _time_graphs(engine, graphs, example_input(spec), quiet)
     timings = []
     for rank in ranks:
         ms = {Form.DENSE: p50[f"{spec.full_rank} dense"]}
-        if f"{rank} factored" in p50:
-            ms[Form.FACTORED] = p50[f"{rank} factored"]
+        for form in (Form.FACTORED, Form.ALIGNED):
+            if f"{rank} {form}" in p50:
+                ms[form] = p50[f"{rank} {form}"]
         timings.append(LayerTiming(layer=spec.name, rank=rank, ms=ms))
     return timings
 
@@ -88,14 +92,17 @@ def time_group(
     form: Form,
     quiet: Quiet | None = None,
 ) -> GroupTiming:
-    """Time layers that read one input as one product and one by one."""
+    """Time layers that read one input as one product and one by one.
+
+    Aligned layers read other channels each: there is no product of all to time.
+    """
     points = [_point(rank) for rank in ranks]
-    graphs = {
-        str(grouped): synthetic_group(specs, points, form, grouped) for grouped in (True, False)
-    }
+    ways = (False,) if form is Form.ALIGNED else (True, False)
+    graphs = {str(grouped): synthetic_group(specs, points, form, grouped) for grouped in ways}
     p50 = _time_graphs(engine, graphs, example_input(specs[0]), quiet)
     names = tuple(spec.name for spec in specs)
-    together, apart = p50[str(True)], p50[str(False)]
+    apart = p50[str(False)]
+    together = p50.get(str(True), apart)
     return GroupTiming(
         layers=names, ranks=tuple(ranks), form=form, together_ms=together, apart_ms=apart
     )
@@ -128,7 +135,8 @@ def time_layers(
     for index, (spec, ranks) in enumerate(layers):
         watch(f"timing layers: {spec.name}", index, len(layers))
         floats = spec.name in to_float
-        key = f"{replace(spec, name='')} {ranks}{' to float' if floats else ''}"
+        shape = replace(spec, name="", aligned=(), unaligned=())
+        key = f"{shape} {ranks}{' to float' if floats else ''}"
         if key not in shared:
             shared[key] = time_layer(engine, spec, ranks, quiet, to_float=floats)
             keep(key, shared[key])
@@ -161,14 +169,17 @@ def runners(
 
 
 def example_inputs(artifact: Artifact, seed: int = 0) -> list[Array]:
-    """Inputs of the right shapes at batch 1: noise, and ones where they are whole numbers."""
+    """Inputs of the right shapes at batch 1: noise, and ones where they are whole numbers.
+
+    Free axes are as long as in the example the model was exported with, and states are empty.
+    """
     rng = np.random.default_rng(seed)
     inputs = []
     for entry in artifact.manifest.model.inputs:
-        shape = [size or 1 for size in entry.shape]
+        shape = entry.example or [size if isinstance(size, int) else 1 for size in entry.shape]
         noise = rng.normal(size=shape) if entry.dtype.startswith("float") else np.ones(shape)
         inputs.append(noise.astype(entry.dtype))
-    return inputs
+    return [*inputs, *empty_states(artifact.manifest.model.states, 1)]
 
 
 def _point(rank: int) -> LayerPoint:
@@ -177,7 +188,7 @@ def _point(rank: int) -> LayerPoint:
 
 def cpu_name() -> str:
     """The processor, with the vector instructions that decide between int8 kernels."""
-    fields = _cpu_fields()
+    fields = cpu_fields()
     flags = fields.get("flags", "").split()
     kernels = [flag for flag in ("avx2", "avx512f", *DOT_PRODUCTS) if flag in flags]
     return " ".join([fields.get("model name", platform.machine()), *kernels])
@@ -186,16 +197,7 @@ def cpu_name() -> str:
 def _exact_weight_bits(engine: Engine) -> int:
     """8, but for x86 without dot-product instructions 7: its int8 kernels add u8 x s8 products in
     pairs in 16 bits, which 255 x 127 x 2 overflows and 255 x 64 x 2 does not."""
-    flags = _cpu_fields().get("flags", "").split()
+    flags = cpu_fields().get("flags", "").split()
     if engine.name == "torch" or "avx2" not in flags:
         return 8
     return 8 if any(flag in flags for flag in DOT_PRODUCTS) else 7
-
-
-def _cpu_fields() -> dict[str, str]:
-    info = Path("/proc/cpuinfo")
-    fields: dict[str, str] = {}
-    for line in info.read_text().splitlines() if info.exists() else []:
-        name, _, value = line.partition(":")
-        fields[name.strip()] = value.strip()
-    return fields

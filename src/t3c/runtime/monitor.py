@@ -21,18 +21,22 @@ class MonitorConfig:
     """How a runtime watches activations.
 
     On average at most `rate` false alarms come with each sample that is watched; one call in
-    `every` is. Each profile has its own monitor, which sees only what that profile answers.
+    `every` is. Each profile has its own monitor, which sees only what that profile answers. After
+    an alarm larger profiles serve, until `hold` watched samples came without another.
     """
 
     rate: float = 1e-4
     every: int = 1
     seed: int = 0
+    hold: int = 1000
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise SpecError(f"rate must be between 0 and 1, got {self.rate:g}")
         if self.every < 1:
             raise SpecError(f"every must be at least 1, got {self.every}")
+        if self.hold < 1:
+            raise SpecError(f"hold must be at least 1, got {self.hold}")
 
 
 @dataclass(frozen=True)

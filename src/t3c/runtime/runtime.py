@@ -1,42 +1,51 @@
-"""The runtime: one artifact, any budget, a profile per call."""
+"""The runtime: one artifact, any budget, a profile per call, from as many threads as there are."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-import numpy as np
 import onnx
 
-from t3c.artifact.devices import DeviceTable, choose_forms
-from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.artifact.shift import ShiftModel
-from t3c.control.policy import summarize
-from t3c.errors import DataError, SpecError
-from t3c.runtime.calibrate import subject_of
+from t3c.control.proposed import Controlled
+from t3c.errors import EngineError, SpecError
+from t3c.runtime.adapt import Alarm
+from t3c.runtime.cache import CompileCache, default_folder
+from t3c.runtime.checking import Checking
+from t3c.runtime.chooser import Chooser
+from t3c.runtime.counters import Counters
 from t3c.runtime.engines import Session, open_engine
 from t3c.runtime.engines.protocol import Array
-from t3c.runtime.measured import Subject, describe
+from t3c.runtime.measured import example_inputs
 from t3c.runtime.monitor import Monitor, MonitorConfig, Shift
-from t3c.runtime.select import Candidate, Choice, select
-from t3c.runtime.transfer import nearest, transferred
+from t3c.runtime.placed import Placed
+from t3c.runtime.pool import Lease, Pool
+from t3c.runtime.rejected import rejected_tiles
+from t3c.runtime.select import Candidate, Choice
+from t3c.runtime.signals import Signals
 from t3c.runtime.watching import features, watched
 from t3c.spec import Budget, Certificate, Profile
 
-log = logging.getLogger("t3c.runtime")
+WATCHED = " watched"  # behind a profile's name: its session that also tells of activations
+COPIES = 2  # of a graph's constants in a compiled session: as read, and as kernels want them
+NO_LIMIT = Budget()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An output with what it stands for: the profile, its certificate, and warnings."""
+    """An output with what it stands for: the profile, its certificate, and warnings.
+
+    `outputs` are all the model has, `output` is the first; `flagged` says that activations have
+    moved and nothing safer fitted the request.
+    """
 
     output: Array
     profile: str
@@ -44,34 +53,31 @@ class Answer:
     reason: str
     warnings: tuple[str, ...]
     shift: Shift | None = None
+    flagged: bool = False
+    outputs: tuple[Array, ...] = ()
 
 
-class Watched:
-    """A session that also tells of activations, made when first needed, and what watches them."""
+class Watch:
+    """What watches the activations of a profile, and which calls it sees."""
 
-    def __init__(self, monitor: Monitor, compiled: Callable[[], Session], every: int) -> None:
-        self.monitor = monitor
-        self._compiled, self._every = compiled, every
-        self._calls = itertools.count()
-        self._session: Session | None = None
-        self._lock = threading.Lock()
+    def __init__(self, model: ShiftModel, config: MonitorConfig) -> None:
+        self.model = model
+        self.monitor = Monitor(model, rate=config.rate, seed=config.seed)
+        self._calls, self._every = itertools.count(), config.every
 
     def turn(self) -> bool:
         """Whether this call is one to watch."""
         return next(self._calls) % self._every == 0
 
-    def session(self) -> Session:
-        with self._lock:
-            if self._session is None:
-                self._session = self._compiled()
-            return self._session
-
 
 class Runtime:
     """Serves an artifact on one engine; `rt(x, budget)` picks the profile for each call.
 
-    `rt.profile` and `rt.certificate` are those of the last call of this thread. With a monitor,
-    `rt.on_shift` is called with every event that activations have moved.
+    Sessions are compiled when first needed and stay warm, all of them or as many as `memory_mb`
+    allows; a switch of profiles is a look-up, and what a call runs on stays until it is done.
+    `rt.signals` takes thermal and load events, `rt.counters` counts. `rt.profile` and
+    `rt.certificate` are those of the last call of this thread. With a monitor, `rt.on_shift` is
+    called with every event that activations have moved.
     """
 
     def __init__(
@@ -80,28 +86,63 @@ class Runtime:
         engine: str,
         threads: int | None = None,
         monitor: MonitorConfig | None = None,
+        *,
+        memory_mb: float | None = None,
+        cache: CompileCache | None = None,
     ) -> None:
-        self.artifact = artifact
-        self.engine = open_engine(engine, threads)
-        self.device = describe(self.engine)
-        self.chain = artifact.manifest.chain
-        self.table, self.note = self._find_table(artifact.devices())
-        ledger = artifact.ledger()
-        self.subjects = {p.name: self._subject(p, ledger) for p in self.chain}
-        self.forms = {name: dict(subject.forms) for name, subject in self.subjects.items()}
-        certified = self._find_certificates(ledger)
-        self.certificates = {name: certificate for name, (certificate, _) in certified.items()}
-        self.candidates = [self._candidate(p) for p in self.chain]
-        self.controller = artifact.controller()
-        self._sessions: dict[str, Session] = {}
-        self._lock = threading.Lock()
+        if memory_mb is not None and not memory_mb > 0:
+            raise SpecError(f"memory_mb must be positive, got {memory_mb:g}")
+        placed = Placed(artifact, open_engine(engine, threads, cache))
+        self.placed, self.artifact, self.engine = placed, artifact, placed.engine
+        self.device, self.chain = placed.device, placed.chain
+        self.table, self.note = placed.table, placed.note
+        self.subjects, self.forms = placed.subjects, placed.forms
+        self.certificates = placed.certificates
+        self.counters, self.signals = Counters(), Signals()
+        names = [profile.name for profile in self.chain]
+        self.alarm = Alarm(names, monitor.hold if monitor else 1)
+        self.chooser = Chooser(
+            engine, placed.candidates, artifact.controller(), self.signals, self.alarm
+        )
+        for name, reason in placed.refused.items():
+            self.chooser.refuse(name, reason)
+        self.chooser.check_some_left(artifact.path)
+        self.check = Checking(artifact.manifest.model)
+        self._said: set[str] = set()
+        self._weights: dict[str, int] = {}
         self._last = threading.local()
+        self._serving: str | None = None
+        cap = None if memory_mb is None else int(memory_mb * 1e6)
+        self.pool = Pool(self._compile, self._weights.__getitem__, cap, self._tell)
         self.on_shift: Callable[[Shift], object] = lambda shift: None
-        self.watches = self._find_watches(monitor, certified) if monitor else {}
+        self.watches = self._find_watches(monitor) if monitor else {}
 
     @property
     def inputs(self) -> tuple[TensorEntry, ...]:
         return self.artifact.manifest.model.inputs
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The profiles that may serve, from the smallest to the largest."""
+        return self.chooser.candidates
+
+    @candidates.setter
+    def candidates(self, candidates: list[Candidate]) -> None:
+        self.chooser.candidates = candidates
+
+    @property
+    def controller(self) -> Controlled | None:
+        """What proposes profiles for budgets, if the artifact carries it."""
+        return self.chooser.controller
+
+    @controller.setter
+    def controller(self, controller: Controlled | None) -> None:
+        self.chooser.controller = controller
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """The profiles that do not run here, and why."""
+        return self.chooser.refused
 
     @property
     def profile(self) -> str | None:
@@ -130,127 +171,169 @@ class Runtime:
             raise SpecError(f"a budget is a t3c.Budget, got {type(budget).__name__}")
         if profile is not None and budget is not None:
             raise SpecError("name a budget or a profile, not both")
-        choice = self.choose(budget, arrays[0]) if profile is None else self._named(profile)
-        output, shift = self._run(choice.profile, arrays)
-        warnings = choice.warnings if shift is None else (*choice.warnings, shift.message)
-        if self.note and budget is not None and budget.latency_ms is not None:
-            warnings = (*warnings, self.note)
-        if choice.profile not in self.certificates:
-            warnings = (*warnings, f"{choice.profile} is not certified on this engine and device")
-        for warning in warnings:
-            log.warning("%s", warning)
-        certificate = self.certificates.get(choice.profile)
-        answer = Answer(output, choice.profile, certificate, choice.reason, warnings, shift)
-        self._last.answer = answer
-        if shift is not None:
-            self.on_shift(shift)
-        return answer
+        if profile is None:
+            choice = self.choose(budget, arrays[0])
+        else:
+            choice = self.chooser.named(self.chain[profile].name)
+        choice, lease = self.lease(choice, named=profile is not None)
+        with lease as session:
+            return self.serve(arrays, choice, session, budget)
 
     def choose(self, budget: Budget | None, inputs: Array | None = None) -> Choice:
-        """The profile for a budget, without running it.
+        """The profile for a budget, without running it: what would serve it now.
 
         A controller that looks at inputs takes them into account where they are given.
         """
-        budget = budget or Budget()
-        if self.controller is None or not budget.limited:
-            return select(self.candidates, budget)
-        seen = inputs is not None and self.controller.policy.about.summarized
-        proposal = self.controller.propose(
-            (budget.latency_ms, budget.size_mb, budget.energy_mj),
-            [(c.latency_ms(budget.quantile), c.size_mb, c.energy_mj) for c in self.candidates],
-            summarize(inputs) if seen and inputs is not None else None,
-        )
-        return select(self.candidates, budget, proposal)
+        return self.chooser.choose(budget or NO_LIMIT, inputs)
 
     def session(self, profile: str) -> Session:
         """The compiled graph of a profile, made when first asked for."""
-        with self._lock:
-            if profile not in self._sessions:
-                self._sessions[profile] = self.engine.compile(self.graph(self.chain[profile]))
-            return self._sessions[profile]
+        with self.pool.lease(self.chain[profile].name) as session:
+            return session
 
-    def _run(self, profile: str, arrays: list[Array]) -> tuple[Array, Shift | None]:
-        """The output, and what the monitor says where this call is watched."""
-        watch = self.watches.get(profile)
-        if watch is None or not watch.turn():
-            return self.session(profile).run(arrays)[0], None
-        output, raw = watch.session().run(arrays)
-        return output, watch.monitor.observe(features(raw))
+    def warm(self, *profiles: str) -> None:
+        """Compile profiles, by default all, before they are needed."""
+        self.pool.warm(
+            [self.chain[name].name for name in profiles] or [c.profile for c in self.candidates]
+        )
 
     def graph(self, profile: Profile) -> onnx.ModelProto:
         """The graph the engine runs for a profile of the artifact."""
-        return self.subjects[profile.name].graph(self.artifact, self.device.weight_bits)
+        return self.placed.graph(profile.name)
 
-    def _named(self, profile: str) -> Choice:
-        return Choice(self.chain[profile].name, "asked for by name")
+    def stats(self) -> dict[str, Any]:
+        """What was counted, and the bytes of the sessions that are warm."""
+        return {**self.counters.snapshot(), "resident": self.pool.resident}
+
+    def close(self) -> None:
+        """Let all sessions go; those that calls still run on stay until these are done."""
+        self.pool.clear()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def lease(self, choice: Choice, *, named: bool = False) -> tuple[Choice, Lease[Session]]:
+        """The session of a choice, or of the nearest smaller profile that the engine can run."""
+        while True:
+            try:
+                return choice, self.pool.lease(choice.profile)
+            except EngineError as error:
+                if named:
+                    raise
+                choice = self._fall_back(choice, error)
+
+    def serve(
+        self, arrays: list[Array], choice: Choice, session: Session, budget: Budget | None
+    ) -> Answer:
+        """The answer of a session that is held."""
+        outputs, shift = self.run(choice.profile, session, arrays)
+        return self.told(outputs, choice, budget, shift)
+
+    def told(
+        self, outputs: list[Array], choice: Choice, budget: Budget | None, shift: Shift | None
+    ) -> Answer:
+        """Outputs with what they stand for, counted and logged."""
+        profile = choice.profile
+        warnings = choice.warnings if shift is None else (*choice.warnings, shift.message)
+        if self.note and budget is not None and budget.latency_ms is not None:
+            warnings = (*warnings, self.note)
+        certificate = self.certificates.get(profile)
+        if certificate is None:
+            warnings = (*warnings, f"{profile} is not certified on this engine and device")
+        answer = Answer(
+            outputs[0], profile, certificate, choice.reason, warnings, shift, choice.flagged,
+            tuple(outputs),
+        )  # fmt: skip
+        self._note(answer)
+        return answer
+
+    def run(
+        self, profile: str, session: Session, arrays: list[Array]
+    ) -> tuple[list[Array], Shift | None]:
+        """The outputs, and what the monitor says where this call is watched."""
+        try:
+            return self._run(profile, session, arrays)
+        except EngineError as error:
+            self.counters.add("errors", profile)
+            self.counters.event("errors", profile=profile, error=error)
+            raise
+
+    def _note(self, answer: Answer) -> None:
+        self._last.answer = answer
+        self.counters.add("calls", answer.profile)
+        before, self._serving = self._serving, answer.profile
+        if before is not None and before != answer.profile:
+            self.counters.add("swaps", answer.profile)
+            self.counters.event("swap", before=before, after=answer.profile, why=answer.reason)
+        for warning in answer.warnings:
+            if warning not in self._said:  # each once: it may come with every call
+                self._said.add(warning)
+                self.counters.event("warning", profile=answer.profile, message=warning)
+        if answer.shift is not None:
+            self.on_shift(answer.shift)
+
+    def _run(
+        self, profile: str, session: Session, arrays: list[Array]
+    ) -> tuple[list[Array], Shift | None]:
+        watch = self.watches.get(profile)
+        if watch is None or not watch.turn():
+            return session.run(arrays), None
+        with self.pool.lease(profile + WATCHED) as telling:
+            *outputs, raw = telling.run(arrays)
+        shift = watch.monitor.observe(features(raw))
+        if shift is None:
+            if self.alarm.saw(len(raw)):
+                self.counters.event("calm", profile=profile)
+            return outputs, None
+        self.alarm.strike(profile)
+        self.counters.add("shift", profile)
+        layers = [name for name, _ in shift.layers]
+        self.counters.event("shift", profile=profile, layers=layers, message=shift.message)
+        return outputs, shift
+
+    def _compile(self, key: str) -> Session:
+        """A session that has answered once, so that kernels it lacks are known, and it is warm."""
+        profile = key.removesuffix(WATCHED)
+        graph = self.placed.graph(profile)
+        if key.endswith(WATCHED):
+            model = self.watches[profile].model
+            limits = dict(zip(model.tensors, model.thresholds, strict=True))
+            graph = watched(graph, model.tensors, limits)
+        session = self.engine.compile(graph)
+        session.run(example_inputs(self.artifact))
+        self._weights[key] = COPIES * graph.ByteSize()
+        return session
+
+    def _fall_back(self, choice: Choice, error: EngineError) -> Choice:
+        """Another profile, and what to say of the one that the engine refuses."""
+        subject = self.subjects[choice.profile]
+        tiles = rejected_tiles(self.engine, self.artifact.manifest.specs.values(), subject)
+        self.chooser.refuse(choice.profile, "; ".join([str(error), *tiles]))
+        self.counters.add("fallback", choice.profile)
+        self.counters.event("fallback", profile=choice.profile, error=error, rejected=tiles)
+        self.chooser.check_some_left(self.artifact.path)
+        return self.chooser.instead(choice)
+
+    def _tell(self, name: str, fields: Mapping[str, object]) -> None:
+        self.counters.add(name, str(fields["key"]))
+        self.counters.event(name, **fields)
 
     def _last_answer(self) -> Answer | None:
         return getattr(self._last, "answer", None)
 
-    def check(self, inputs: Any) -> list[Array]:
-        """The inputs as arrays of the artifact's own shapes and types, or one clear error."""
-        entries = self.inputs
-        if isinstance(inputs, Mapping):
-            if set(inputs) != {e.name for e in entries}:
-                raise DataError(f"inputs must be {', '.join(e.name for e in entries)}")
-            given = [inputs[e.name] for e in entries]
-        else:
-            given = list(inputs) if isinstance(inputs, tuple) else [inputs]
-        if len(given) != len(entries):
-            raise DataError(f"{len(entries)} inputs are needed, got {len(given)}")
-        arrays = [_checked(entry, value) for entry, value in zip(entries, given, strict=True)]
-        if len({len(array) for array in arrays}) > 1:
-            raise DataError(f"inputs differ in batch size: {[len(array) for array in arrays]}")
-        return arrays
-
-    def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, str]:
-        """This device's table, else one made from the nearest device's; and what to say of it."""
-        for table in tables:
-            if table.device == self.device:
-                return table, "" if table.measured else f"latencies are from {table.source}"
-        donor = nearest(tables, self.device)
-        if donor is None:
-            return None, "this artifact was never calibrated: latencies are not known"
-        table = transferred(self.artifact, donor, tables, self.device)
-        return table, f"this device was not calibrated: latencies are from {table.source}"
-
-    def _subject(self, profile: Profile, ledger: Ledger | None) -> Subject:
-        """The profile as this device executes it."""
-        if self.table is not None:
-            return subject_of(self.artifact, self.table, profile)
-        forms = choose_forms((), self.artifact.manifest.specs, profile.points)
-        for certification in reversed(ledger.on(self.engine.name)) if ledger else ():
-            if certification.weight_bits == self.device.weight_bits:
-                forms = certification.forms.get(profile.name, forms)
-        return Subject(profile, forms, self.artifact.ranges(profile.name))
-
-    def _find_certificates(
-        self, ledger: Ledger | None
-    ) -> dict[str, tuple[Certificate, Certification]]:
-        """Certificates of the profiles as this device executes them.
-
-        Bounds hold for all profiles of one certification at once, so the latest that has the most
-        of them is taken, and no other.
-        """
-        best: dict[str, tuple[Certificate, Certification]] = {}
-        for certification in ledger.on(self.engine.name) if ledger else ():
-            found = {
-                name: (certificate, certification)
-                for name, forms in self.forms.items()
-                if (certificate := certification.of(name, forms, self.device.weight_bits))
-            }
-            best = found if len(found) > len(best) else best
-        return best
-
-    def _find_watches(
-        self,
-        config: MonitorConfig,
-        certified: Mapping[str, tuple[Certificate, Certification]],
-    ) -> dict[str, Watched]:
-        """A watched session of each profile whose certification has a model of its activations."""
+    def _find_watches(self, config: MonitorConfig) -> dict[str, Watch]:
+        """What watches each profile whose certification has a model of its activations."""
         models = {
             name: certification.monitors[name]
-            for name, (_, certification) in certified.items()
+            for name, (_, certification) in self.placed.certified.items()
             if name in certification.monitors
         }
         if not models:
@@ -258,33 +341,7 @@ class Runtime:
                 f"{self.artifact.path}: nothing to monitor by: certify it on {self.engine.name} "
                 "with t3c certify"
             )
-
-        def compiled(name: str, model: ShiftModel) -> Session:
-            thresholds = dict(zip(model.tensors, model.thresholds, strict=True))
-            return self.engine.compile(
-                watched(self.graph(self.chain[name]), model.tensors, thresholds)
-            )
-
-        return {
-            name: Watched(
-                Monitor(model, rate=config.rate, seed=config.seed),
-                partial(compiled, name, model),
-                config.every,
-            )
-            for name, model in models.items()
-        }
-
-    def _candidate(self, profile: Profile) -> Candidate:
-        known = self.table is not None and profile.name in self.table.profiles
-        certificate = self.certificates.get(profile.name)
-        return Candidate(
-            profile.name,
-            latency=self.table.profiles[profile.name] if self.table and known else None,
-            size_mb=self.artifact.manifest.size_bytes(profile.name) / 1e6,
-            energy_mj=self.table.energy_mj.get(profile.name) if self.table else None,
-            drift=certificate.epsilon if certificate else None,
-            guard=self.table.guard(profile.name) if self.table and known else 0.0,
-        )
+        return {name: Watch(model, config) for name, model in models.items()}
 
 
 def load(
@@ -293,36 +350,17 @@ def load(
     threads: int | None = None,
     *,
     monitor: MonitorConfig | None = None,
+    memory_mb: float | None = None,
+    cache: bool = True,
 ) -> Runtime:
-    """Open an artifact on an engine; every file is checked first. A monitor watches for shifts.
+    """Open an artifact on an engine; every file is checked first.
+
+    A monitor watches for shifts. At most `memory_mb` of compiled profiles stay warm. The cache
+    keeps them compiled for the next process, where the engine gains by it: in T3C_CACHE, or the
+    user's cache folder.
 
     >>> rt = load("resnet.t3c")  # doctest: +SKIP
     >>> y = rt(x, budget=Budget(latency_ms=12))  # doctest: +SKIP
     """
-    return Runtime(Artifact(path), engine, threads, monitor)
-
-
-def _checked(entry: TensorEntry, value: Any) -> Array:
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"input {entry.name!r}: not an array: {error}") from error
-    wanted = np.dtype(entry.dtype)
-    fits = array.ndim == len(entry.shape) and all(
-        size is None or size == got for size, got in zip(entry.shape, array.shape, strict=False)
-    )
-    if not fits:
-        shape = tuple("batch" if size is None else size for size in entry.shape)
-        raise DataError(
-            f"input {entry.name!r}: shape {array.shape} does not fit ({', '.join(map(str, shape))})"
-        )
-    if array.size == 0:
-        raise DataError(f"input {entry.name!r}: empty batch")
-    if array.dtype != wanted:
-        if array.dtype.kind not in "fiub" or not np.can_cast(array.dtype, wanted, "same_kind"):
-            raise DataError(f"input {entry.name!r}: dtype {array.dtype} does not fit {wanted}")
-        with np.errstate(over="ignore"):
-            array = array.astype(wanted)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise DataError(f"input {entry.name!r} holds NaN or infinite values")
-    return array
+    kept = CompileCache(default_folder()) if cache else None
+    return Runtime(Artifact(path), engine, threads, monitor, memory_mb=memory_mb, cache=kept)

@@ -63,11 +63,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The profile chosen, why, and what the caller should know about it."""
+    """The profile chosen, why, and what the caller should know about it.
+
+    `flagged` is an answer not to rely on: activations have moved, and nothing safer fits.
+    """
 
     profile: str
     reason: str
     warnings: tuple[str, ...] = ()
+    flagged: bool = False
 
 
 def select(candidates: Sequence[Candidate], budget: Budget, proposal: str | None = None) -> Choice:
@@ -102,7 +106,7 @@ def select(candidates: Sequence[Candidate], budget: Budget, proposal: str | None
             exact = wanted.profile == proposal
             reason = "the controller's proposal" if exact else "the next above the controller's"
             chosen, reason = wanted, f"{reason}, which is within the limits"
-    return Choice(chosen.profile, reason, _cap_warnings(chosen, budget))
+    return Choice(chosen.profile, reason, cap_warnings(chosen, budget))
 
 
 def _in_order(met: Sequence[Candidate]) -> list[Candidate]:
@@ -127,7 +131,7 @@ def explain(candidates: Sequence[Candidate], budget: Budget, chosen: str) -> dic
             told[chosen] = "chosen"
             continue
         over = candidate.objections(budget)
-        capped = _cap_warnings(candidate, budget) if not budget.limited else ()
+        capped = cap_warnings(candidate, budget) if not budget.limited else ()
         if over or capped:
             told[candidate.profile] = "; ".join([*over, *capped])
         elif chosen in met and budget.limited:
@@ -149,7 +153,7 @@ def _within_cap(candidates: Sequence[Candidate], budget: Budget) -> Choice:
         fastest = min(within, key=_speed)
         return Choice(fastest.profile, f"the fastest with drift within {budget.drift:g}")
     top = candidates[-1]
-    return Choice(top.profile, "nothing keeps the drift cap", _cap_warnings(top, budget))
+    return Choice(top.profile, "nothing keeps the drift cap", cap_warnings(top, budget))
 
 
 def _speed(candidate: Candidate) -> tuple[float, float]:
@@ -157,7 +161,8 @@ def _speed(candidate: Candidate) -> tuple[float, float]:
     return (float("inf") if latency is None else latency), candidate.size_mb
 
 
-def _cap_warnings(candidate: Candidate, budget: Budget) -> tuple[str, ...]:
+def cap_warnings(candidate: Candidate, budget: Budget) -> tuple[str, ...]:
+    """What to say of a profile's drift against the cap of a budget, if there is something."""
     if budget.drift is None:
         return ()
     if candidate.drift is None:

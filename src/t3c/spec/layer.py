@@ -17,6 +17,7 @@ class Form(StrEnum):
 
     FACTORED = "factored"
     DENSE = "dense"
+    ALIGNED = "aligned"  # k of the input's channels as they are, and the others by way of them
 
 
 class Kind(StrEnum):
@@ -43,7 +44,9 @@ class LayerSpec:
 
     `in_size` and `out_size` are those of one sample at the example's size: the sides of a
     convolution's input, (tokens, 1) of a linear layer or an embedding. `runs` is how often the
-    weight is used in one pass. `bit_offsets` adds to a point's bits, stage by stage.
+    weight is used in one pass. `bit_offsets` adds to a point's bits, stage by stage. `aligned` are
+    the ranks at which an artifact says how to align the factors, `unaligned` those at which it
+    does not, and why.
     """
 
     name: str
@@ -61,6 +64,8 @@ class LayerSpec:
     tile: int = 8
     runs: int = 1
     bit_offsets: tuple[int, ...] = ()
+    aligned: tuple[int, ...] = ()
+    unaligned: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         axes = [self.kernel, self.stride, self.dilation, self.in_size, self.out_size]
@@ -71,6 +76,8 @@ class LayerSpec:
             raise SpecError(f"{self.name}: sizes, strides and groups must be positive")
         if self.in_channels % self.groups or self.out_channels % self.groups:
             raise SpecError(f"{self.name}: channels do not divide into {self.groups} groups")
+        if not all(self.alignable(rank) for rank in self.aligned):
+            raise SpecError(f"{self.name}: no aligned form at the ranks {self.aligned}")
 
     @property
     def convolution(self) -> bool:
@@ -146,10 +153,22 @@ class LayerSpec:
         """
         if self.stored_dense(point) or self.groups > 1:
             return (Form.DENSE,)
-        return (Form.FACTORED, Form.DENSE)
+        aligned = (Form.ALIGNED,) if point.rank in self.aligned else ()
+        return (Form.FACTORED, Form.DENSE, *aligned)
+
+    def alignable(self, rank: int) -> bool:
+        """Whether factors of this rank can be aligned at all: those of a linear layer can."""
+        linear = self.kind is Kind.LINEAR and self.factorization is Factorization.SVD
+        return linear and self.groups == 1 and 0 < rank < self.full_rank
 
     def executed_shapes(self, point: LayerPoint, form: Form) -> tuple[Shape, ...]:
-        """Weight shapes an engine multiplies by when `point` runs in `form`."""
+        """Weight shapes an engine multiplies by when `point` runs in `form`.
+
+        Aligned: rest (k, in - k), expand (out, k).
+        """
+        if form is Form.ALIGNED and self.alignable(point.rank):
+            rest = self._shape(point.rank, self.in_channels - point.rank, ())
+            return rest, self.stage_shapes(point.rank)[-1]
         if form is Form.DENSE or form not in self.forms(point):
             return (self.dense_shape,)
         return self.stage_shapes(point.rank)

@@ -6,6 +6,7 @@ import importlib
 import os
 
 from t3c.errors import EngineError, MissingExtraError
+from t3c.runtime.cache import CompileCache
 from t3c.runtime.engines.protocol import Engine, Session
 
 __all__ = ["ENGINES", "Engine", "Session", "open_engine"]
@@ -17,9 +18,16 @@ ENGINES: dict[str, tuple[str, str, str, str]] = {
     "torch": ("t3c.runtime.engines.torch", "Torch", "torch", "train"),
 }
 
+# Those that start much faster from what they compiled before. ONNX Runtime does not: it spends
+# little on a graph that loading the optimized one would save.
+CACHED = ("openvino",)
 
-def open_engine(name: str, threads: int | None = None) -> Engine:
-    """An engine by name; by default it uses every core this process may run on."""
+
+def open_engine(name: str, threads: int | None = None, cache: CompileCache | None = None) -> Engine:
+    """An engine by name; by default it uses every core this process may run on.
+
+    Given a cache, it keeps what it compiles there, if that is of use to it.
+    """
     if name not in ENGINES:
         raise EngineError(f"unknown engine {name!r}: there are {', '.join(sorted(ENGINES))}")
     cores = len(os.sched_getaffinity(0))
@@ -33,5 +41,6 @@ def open_engine(name: str, threads: int | None = None) -> Engine:
         if missing.name is None or missing.name.split(".")[0] != package:
             raise
         raise MissingExtraError(package, extra) from missing
-    engine: Engine = getattr(loaded, kind)(threads or cores)
+    options = {"cache": cache} if name in CACHED else {}
+    engine: Engine = getattr(loaded, kind)(threads or cores, **options)
     return engine

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import openvino as ov
 
 from t3c.errors import EngineError
+from t3c.runtime.cache import Blob, CompileCache, Entry, graph_digest
+from t3c.runtime.decode import Declared, completed, declared_inputs
 from t3c.runtime.engines.protocol import Array, contiguous
 
 Shapes = tuple[tuple[int, ...], ...]
 KEPT = 8  # compiled batch sizes of one graph
+FREE = -1  # a size that may vary from call to call
 
 
 class OpenVINO:
@@ -22,7 +26,8 @@ class OpenVINO:
 
     name = "openvino"
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, cache: CompileCache | None = None) -> None:
+        self.cache = cache
         self.version = ov.__version__.split("-")[0]
         self.threads = threads
         self.core = ov.Core()
@@ -33,7 +38,9 @@ class OpenVINO:
         }
 
     def compile(self, model: onnx.ModelProto) -> OpenVINOSession:
-        return self.compile_read(self.read(model.SerializeToString()))
+        raw = model.SerializeToString()
+        # With a cache, a graph may never have to be read.
+        return OpenVINOSession(self, raw if self.cache else self.read(raw), declared_inputs(model))
 
     def read(self, raw: bytes) -> ov.Model:
         """An OpenVINO model from ONNX bytes."""
@@ -45,49 +52,117 @@ class OpenVINO:
     def compile_read(self, model: ov.Model) -> OpenVINOSession:
         return OpenVINOSession(self, model)
 
+    def build(self, model: ov.Model, shapes: Shapes) -> ov.CompiledModel:
+        """A graph compiled for inputs of these shapes."""
+        try:
+            model = model.clone()
+            named = zip(model.inputs, shapes, strict=True)
+            model.reshape({port: list(shape) for port, shape in named})
+            return self.core.compile_model(model, "CPU", self.config)
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO cannot compile: {_reason(error)}") from error
+
+    def restore(self, blob: Blob) -> ov.CompiledModel:
+        """What `export_model` wrote, compiled; it reads from the blob for as long as it lives."""
+        try:
+            tensor = ov.Tensor(blob, shared_memory=True)
+            return self.core.import_model(tensor, "CPU", self.config)
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO cannot restore it: {_reason(error)}") from error
+
+
+class Compiled(NamedTuple):
+    """A graph for inputs of some shapes, and the mapped file it may read its weights from.
+
+    A tuple lets go of its last item first: what reads comes after what is read.
+    """
+
+    blob: Blob | None
+    model: ov.CompiledModel
+
 
 class OpenVINOSession:
-    """Compiled for each batch size when it is first asked for, a few of them kept."""
+    """Compiled for each batch size when it is first asked for, a few of them kept.
 
-    def __init__(self, engine: OpenVINO, model: ov.Model) -> None:
+    Axes but the batch that are declared free stay so, or each length of a text would be compiled.
+    Of ONNX bytes, what is compiled comes from the engine's cache where it is there.
+    """
+
+    def __init__(
+        self,
+        engine: OpenVINO,
+        model: ov.Model | bytes,
+        declared: Mapping[str, Declared] | None = None,
+    ) -> None:
         self.engine = engine
         self.model = model
+        self.declared = declared or {}
+        self.digest = graph_digest(model) if isinstance(model, bytes) else None
         self.lock = threading.Lock()
-        self.compiled: dict[Shapes, ov.CompiledModel] = {}
+        self.compiled: dict[Shapes, Compiled] = {}
         self.local = threading.local()
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        arrays = contiguous(inputs)
-        request = self._request(tuple(array.shape for array in arrays))
+        arrays = contiguous(completed(inputs, self.declared))
+        request = self._request(self._compiled_for(arrays))
         try:
             request.infer(dict(enumerate(arrays)), share_inputs=True)
         except RuntimeError as error:
             raise EngineError(f"OpenVINO cannot run: {_reason(error)}") from error
         return [np.array(output.data) for output in request.output_tensors]
 
+    def _compiled_for(self, arrays: Sequence[Array]) -> Shapes:
+        """The sizes of the inputs, but for those that may vary."""
+        shapes = [array.shape for array in arrays]
+        for index, (sizes, _) in enumerate(self.declared.values()):
+            if index < len(shapes) and len(sizes) == len(shapes[index]):
+                pairs = zip(sizes[1:], shapes[index][1:], strict=True)
+                rest = (FREE if own is None else size for own, size in pairs)
+                shapes[index] = (*shapes[index][:1], *rest)
+        return tuple(shapes)
+
     def _request(self, shapes: Shapes) -> ov.InferRequest:
         """This thread's request for inputs of these shapes."""
-        requests: dict[Shapes, ov.InferRequest]
+        requests: dict[Shapes, tuple[Compiled, ov.InferRequest]]
         requests = self.local.__dict__.setdefault("requests", {})
         if shapes not in requests:
             _make_room(requests)
-            requests[shapes] = self._compile(shapes).create_infer_request()
-        return requests[shapes]
+            compiled = self._compile(shapes)
+            # The request does not keep the mapped file, the pair does.
+            requests[shapes] = compiled, compiled.model.create_infer_request()
+        return requests[shapes][1]
 
-    def _compile(self, shapes: Shapes) -> ov.CompiledModel:
+    def _compile(self, shapes: Shapes) -> Compiled:
         with self.lock:
             if shapes not in self.compiled:
                 _make_room(self.compiled)
-                try:
-                    model = self.model.clone()
-                    named = zip(model.inputs, shapes, strict=True)
-                    model.reshape({port: list(shape) for port, shape in named})
-                    self.compiled[shapes] = self.engine.core.compile_model(
-                        model, "CPU", self.engine.config
-                    )
-                except RuntimeError as error:
-                    raise EngineError(f"OpenVINO cannot compile: {_reason(error)}") from error
+                self.compiled[shapes] = self._recall(shapes) or self._build(shapes)
             return self.compiled[shapes]
+
+    def _recall(self, shapes: Shapes) -> Compiled | None:
+        cache, restore = self.engine.cache, self.engine.restore
+        if cache is None or self.digest is None:
+            return None
+        return cache.recall(self._entry(self.digest, shapes), lambda b: Compiled(b, restore(b)))
+
+    def _build(self, shapes: Shapes) -> Compiled:
+        if isinstance(self.model, bytes):
+            self.model = self.engine.read(self.model)
+        compiled = self.engine.build(self.model, shapes)
+        cache = self.engine.cache
+        if cache is not None and self.digest is not None:
+            entry, written = self._entry(self.digest, shapes), io.BytesIO()
+            try:
+                compiled.export_model(written)
+                cache.store(entry, written.getvalue())
+            except RuntimeError as error:
+                cache.tell(f"{cache.path(entry)}: OpenVINO cannot export it: {_reason(error)}")
+        return Compiled(None, compiled)
+
+    def _entry(self, digest: str, shapes: Shapes) -> Entry:
+        engine = self.engine
+        config = tuple(engine.config.items())
+        return Entry(engine.name, ov.__version__, engine.threads, config, digest, shapes)
 
 
 def _make_room(kept: dict[Shapes, Any]) -> None:

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 
 from t3c.errors import EngineError
+from t3c.runtime.decode import completed, declared_inputs
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.engines.torch_operations import OPERATIONS
 
@@ -41,7 +42,7 @@ class TorchSession:
         self.constants = {
             i.name: torch.from_numpy(numpy_helper.to_array(i).copy()) for i in graph.initializer
         }
-        self.inputs = [i.name for i in graph.input]
+        self.inputs = declared_inputs(model)
         self.outputs = [o.name for o in graph.output]
         self.nodes = []
         for node in graph.node:
@@ -69,7 +70,7 @@ class TorchSession:
     ) -> list[Tensor]:
         """Run, showing every tensor to `watch` as it is made."""
         values: dict[str, Tensor] = dict(self.constants)
-        for name, array in zip(self.inputs, inputs, strict=True):
+        for name, array in zip(self.inputs, completed(inputs, self.inputs), strict=True):
             values[name] = torch.from_numpy(np.ascontiguousarray(array))
             if watch is not None:
                 watch(name, values[name])

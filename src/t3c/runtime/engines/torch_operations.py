@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 import torch
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -139,6 +139,13 @@ def _cast(a: Attributes, x: Tensor) -> Tensor:
     return x.to(dtype)
 
 
+def _constant(a: Attributes) -> Tensor:
+    array = numpy_helper.to_array(a["value"])
+    if a["value"].data_type == TensorProto.UINT4:  # torch has none: a byte for each
+        array = array.astype("uint8")
+    return torch.from_numpy(array.copy())
+
+
 def _shape(a: Attributes, x: Tensor) -> Tensor:
     return torch.tensor(x.shape[a.get("start", 0) : a.get("end")], dtype=torch.long)
 
@@ -221,6 +228,19 @@ def _pad(a: Attributes, x: Tensor, pads: Tensor, value: Tensor | None = None) ->
     return F.pad(x, sides, value=0.0 if value is None else float(value))
 
 
+def _trilu(a: Attributes, x: Tensor, k: Tensor | None = None) -> Tensor:
+    diagonal = 0 if k is None else int(k)
+    return x.triu(diagonal) if a.get("upper", 1) else x.tril(diagonal)
+
+
+def _scatter_nd(a: Attributes, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+    if a.get("reduction", b"none") != b"none":
+        raise EngineError(f"ScatterND with reduction {a['reduction']!r}")
+    out = x.clone()
+    out[tuple(index.unbind(-1))] = updates
+    return out
+
+
 OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Abs": lambda a, x: x.abs(),
     "Add": lambda a, x, y: x + y,
@@ -231,8 +251,10 @@ OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Cast": _cast,
     "Clip": _clip,
     "Concat": lambda a, *xs: torch.cat(xs, dim=a["axis"]),
+    "Constant": _constant,
     "ConstantOfShape": _filled,
     "Conv": _conv,
+    "Cos": lambda a, x: x.cos(),
     "CumSum": _cumsum,
     "DequantizeLinear": _dequantize,
     "Div": _div,
@@ -249,6 +271,7 @@ OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Gemm": _gemm,
     "GlobalAveragePool": lambda a, x: x.mean(dim=tuple(range(2, x.dim())), keepdim=True),
     "Greater": lambda a, x, y: x > y,
+    "GreaterOrEqual": lambda a, x, y: x >= y,
     "GroupNormalization": _group_norm,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": lambda a, x: F.hardswish(x),
@@ -258,6 +281,7 @@ OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "LayerNormalization": _layer_norm,
     "LeakyRelu": lambda a, x: F.leaky_relu(x, a.get("alpha", 0.01)),
     "Less": lambda a, x, y: x < y,
+    "LessOrEqual": lambda a, x, y: x <= y,
     "Log": lambda a, x: x.log(),
     "MatMul": lambda a, x, y: x @ y,
     "Max": lambda a, *xs: reduce(torch.maximum, xs),
@@ -278,8 +302,10 @@ OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "ReduceSum": _sum,
     "Relu": lambda a, x: x.relu(),
     "Reshape": _reshape,
+    "ScatterND": _scatter_nd,
     "Shape": _shape,
     "Sigmoid": lambda a, x: x.sigmoid(),
+    "Sin": lambda a, x: x.sin(),
     "Slice": _slice,
     "Softmax": lambda a, x: x.softmax(dim=a.get("axis", -1)),
     "Softplus": lambda a, x: F.softplus(x),
@@ -290,6 +316,7 @@ OPERATIONS: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
     "Sub": lambda a, x, y: x - y,
     "Tanh": lambda a, x: x.tanh(),
     "Transpose": lambda a, x: x.permute(a["perm"]),
+    "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,
     "Where": lambda a, c, x, y: torch.where(c, x, y),
 }

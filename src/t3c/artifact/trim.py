@@ -1,0 +1,86 @@
+"""A part of an artifact: the bytes that some of its profiles need, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from t3c.artifact.card import write_card
+from t3c.artifact.folder import staged
+from t3c.artifact.manifest import RANGES, ControllerEntry, LayerEntry, Manifest, layer_entry
+from t3c.artifact.reader import Artifact
+from t3c.artifact.store import Tensors
+from t3c.artifact.writer import drafted, write_content
+from t3c.errors import SpecError
+from t3c.spec import ProfileChain
+from t3c.version import __version__
+
+Dense = dict[str, npt.NDArray[np.generic]]
+
+
+def trim(artifact: Artifact, profiles: Sequence[str], path: str | Path) -> Artifact:
+    """Write the artifact with these profiles alone.
+
+    Their weights, ranges and answers are the same to the last bit, so what was measured and
+    certified of them stays with them: bounds that hold for all profiles at once hold for some.
+    """
+    chain = _kept(artifact.manifest, profiles)
+    names = [profile.name for profile in chain]
+    manifest = artifact.manifest
+    layers = tuple(_layer(entry, chain) for entry in manifest.layers)
+    factors: Tensors = {}
+    for entry in layers:
+        factors |= artifact.trimmed_layer(entry)
+    dense, quantized = _dense(artifact, names)
+    update = {
+        "t3c_version": __version__, "trimmed_from": artifact.content, "layers": layers,
+        "profiles": drafted(chain), "controller": _controller(manifest.controller, names),
+        "model": manifest.model.model_copy(update={"quantized": quantized}),
+    }  # fmt: skip
+    with staged(Path(path)) as folder:
+        draft = manifest.model_copy(update=update)
+        write_content(folder, draft, graph=artifact.graph(), factors=factors, dense=dense)
+        part = Artifact(folder)
+        for table in artifact.devices():
+            part.add_device(table.of_profiles(names, part.content))
+        if (ledger := artifact.ledger()) is not None:
+            part.put_ledger(ledger.of_profiles(names, part.content))
+        write_card(part)
+    return Artifact(path)
+
+
+def _kept(manifest: Manifest, names: Sequence[str]) -> ProfileChain:
+    """The named profiles, in the order of the chain."""
+    if not names:
+        raise SpecError("name at least one profile to keep")
+    wanted = {manifest.chain[name].name for name in names}
+    return ProfileChain(tuple(profile for profile in manifest.chain if profile.name in wanted))
+
+
+def _layer(entry: LayerEntry, chain: ProfileChain) -> LayerEntry:
+    points = [profile.points[entry.spec.name] for profile in chain]
+    return layer_entry(entry.spec, entry.menu, points, folded_norm=entry.layout.folded_norm)
+
+
+def _dense(artifact: Artifact, names: Sequence[str]) -> tuple[Dense, tuple[str, ...]]:
+    """The tensors that are not elastic, and which have a range in some of the profiles."""
+    everything = artifact.dense()
+    kept = {name: value for name, value in everything.items() if not name.startswith(RANGES)}
+    known = set().union(*(artifact.ranges(name) for name in names))
+    rows = [i for i, tensor in enumerate(artifact.manifest.model.quantized) if tensor in known]
+    for name in names:
+        kept[RANGES + name] = everything[RANGES + name][rows]
+    return kept, tuple(artifact.manifest.model.quantized[i] for i in rows)
+
+
+def _controller(entry: ControllerEntry | None, names: Sequence[str]) -> ControllerEntry | None:
+    if entry is None:
+        return None
+    update = {
+        "profiles": {name: entry.profiles[name] for name in names},
+        "shares": {name: entry.shares[name] for name in names},
+    }
+    return entry.model_copy(update=update)

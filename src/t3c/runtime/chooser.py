@@ -1,0 +1,111 @@
+"""Which profile serves a request now: the rule, the controller, heat and load, alarms, refusals."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from t3c.control.policy import summarize
+from t3c.control.proposed import Controlled
+from t3c.errors import EngineError
+from t3c.runtime.adapt import Alarm, flagged, held_back, made_safer
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.select import Candidate, Choice, select
+from t3c.runtime.signals import Signals
+from t3c.spec import Budget
+
+REMEMBERED = 4096  # choices
+
+
+class Chooser:
+    """Chooses among the candidates that the engine can run, which may become fewer."""
+
+    def __init__(
+        self,
+        engine: str,
+        candidates: Sequence[Candidate],
+        controller: Controlled | None,
+        signals: Signals,
+        alarm: Alarm,
+    ) -> None:
+        self.engine = engine
+        self.signals, self.alarm = signals, alarm
+        self.candidates = list(candidates)
+        self.refused: Mapping[str, str] = {}
+        self._all = tuple(candidates)
+        self._chosen: dict[object, Choice] = {}
+        self._chosen_of = self.candidates
+        self._lock = threading.Lock()
+        self.controller = controller
+
+    @property
+    def controller(self) -> Controlled | None:
+        """What proposes profiles for budgets, if anything does."""
+        return self._controller
+
+    @controller.setter
+    def controller(self, controller: Controlled | None) -> None:
+        self._controller, self._chosen = controller, {}
+        self._looks = controller is not None and bool(controller.policy.about.summarized)
+
+    def choose(self, budget: Budget, inputs: Array | None = None) -> Choice:
+        """The profile for a budget; a choice that does not depend on inputs is remembered."""
+        asked, raised = self.signals.asked, self.alarm.raised
+        seen = inputs if self._looks else None
+        candidates, key = self.candidates, (budget, asked, raised)
+        if candidates is not self._chosen_of or len(self._chosen) >= REMEMBERED:
+            self._chosen_of, self._chosen = candidates, {}
+        chosen = self._chosen
+        if seen is None and (known := chosen.get(key)) is not None:
+            return known
+        choice = select(candidates, budget, self._proposal(budget, seen))
+        if asked.steps and raised is None:
+            choice = held_back(choice, candidates, budget, asked)
+        if raised is not None:
+            choice = made_safer(choice, candidates, budget, raised.trusted)
+        if seen is None:
+            chosen[key] = choice
+        return choice
+
+    def named(self, profile: str) -> Choice:
+        """A profile that was asked for by name; flagged if activations have moved."""
+        if profile in self.refused:
+            raise EngineError(f"{profile} does not run on {self.engine}: {self.refused[profile]}")
+        choice, raised = Choice(profile, "asked for by name"), self.alarm.raised
+        return choice if raised is None or profile in raised.trusted else flagged(choice)
+
+    def refuse(self, profile: str, reason: str) -> None:
+        """Choose it no more."""
+        with self._lock:
+            self.refused = {**self.refused, profile: reason}
+            self.candidates = [c for c in self.candidates if c.profile not in self.refused]
+
+    def check_some_left(self, artifact: Path) -> None:
+        """Refuse an artifact of which nothing can run."""
+        if not self.candidates:
+            reason = next(iter(self.refused.values()))
+            raise EngineError(f"{artifact}: {self.engine} runs none of its profiles: {reason}")
+
+    def instead(self, choice: Choice) -> Choice:
+        """The nearest smaller profile than one just refused; the smallest left if there is none."""
+        order = [candidate.profile for candidate in self._all]
+        at = order.index(choice.profile)
+        smaller = [c.profile for c in self.candidates if order.index(c.profile) < at]
+        taken = smaller[-1] if smaller else self.candidates[0].profile
+        told = f"{choice.profile} cannot run on {self.engine}: {self.refused[choice.profile]}"
+        if not smaller:
+            told += f"; {taken} is larger, and may be over the limits"
+        why = f"in place of {choice.profile}, which {self.engine} cannot run"
+        return Choice(taken, why, (*choice.warnings, told), choice.flagged)
+
+    def _proposal(self, budget: Budget, inputs: Array | None) -> str | None:
+        if self.controller is None or not budget.limited:
+            return None
+        # It knows all profiles, also those that are refused here.
+        known = {c.profile: c for c in (*self._all, *self.candidates)}.values()
+        return self.controller.propose(
+            (budget.latency_ms, budget.size_mb, budget.energy_mj),
+            [(c.latency_ms(budget.quantile), c.size_mb, c.energy_mj) for c in known],
+            None if inputs is None else summarize(inputs),
+        )

@@ -1,0 +1,104 @@
+"""An artifact on an engine of this machine: how each profile runs here, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from t3c.artifact.devices import DeviceTable, choose_forms
+from t3c.artifact.ledger import Certification, Ledger
+from t3c.artifact.reader import Artifact
+from t3c.runtime.calibrate import subject_of
+from t3c.runtime.engines import Engine
+from t3c.runtime.measured import Subject, describe
+from t3c.runtime.select import Candidate
+from t3c.runtime.transfer import nearest, transferred
+from t3c.spec import Certificate, Profile
+
+
+class Placed:
+    """What a runtime knows before it runs anything.
+
+    `note` is what to say of its latencies; `refused` are profiles that are not to run here, and
+    why: their outputs were not torch's when that was checked, or the engine lacks a form.
+    """
+
+    def __init__(self, artifact: Artifact, engine: Engine) -> None:
+        self.artifact, self.engine = artifact, engine
+        self.device = describe(engine)
+        self.chain = artifact.manifest.chain
+        self.table, self.note = self._find_table(artifact.devices())
+        ledger = artifact.ledger()
+        self.subjects = {p.name: self._subject(p, ledger) for p in self.chain}
+        self.forms = {name: dict(subject.forms) for name, subject in self.subjects.items()}
+        self.certified = self._find_certificates(ledger)
+        self.certificates = {name: found for name, (found, _) in self.certified.items()}
+        self.candidates = [self._candidate(p) for p in self.chain]
+        self.refused = self._find_refused(ledger)
+
+    def graph(self, profile: str) -> onnx.ModelProto:
+        """The graph the engine runs for a profile."""
+        return self.subjects[profile].graph(self.artifact, self.device.weight_bits)
+
+    def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, str]:
+        """This device's table, else one made from the nearest device's; and what to say of it."""
+        for table in tables:
+            if table.device == self.device:
+                return table, "" if table.measured else f"latencies are from {table.source}"
+        donor = nearest(tables, self.device)
+        if donor is None:
+            return None, "this artifact was never calibrated: latencies are not known"
+        table = transferred(self.artifact, donor, tables, self.device)
+        return table, f"this device was not calibrated: latencies are from {table.source}"
+
+    def _subject(self, profile: Profile, ledger: Ledger | None) -> Subject:
+        """The profile as this device executes it."""
+        if self.table is not None:
+            return subject_of(self.artifact, self.table, profile)
+        forms = choose_forms((), self.artifact.manifest.specs, profile.points)
+        for certification in reversed(ledger.on(self.engine.name)) if ledger else ():
+            if certification.weight_bits == self.device.weight_bits:
+                forms = certification.forms.get(profile.name, forms)
+        return Subject(profile, forms, self.artifact.ranges(profile.name))
+
+    def _find_certificates(
+        self, ledger: Ledger | None
+    ) -> dict[str, tuple[Certificate, Certification]]:
+        """Certificates of the profiles as this device executes them.
+
+        Bounds hold for all profiles of one certification at once, so the latest that has the most
+        of them is taken, and no other.
+        """
+        best: dict[str, tuple[Certificate, Certification]] = {}
+        for certification in ledger.on(self.engine.name) if ledger else ():
+            found = {
+                name: (certificate, certification)
+                for name, forms in self.forms.items()
+                if (certificate := certification.of(name, forms, self.device.weight_bits))
+            }
+            best = found if len(found) > len(best) else best
+        return best
+
+    def _find_refused(self, ledger: Ledger | None) -> Mapping[str, str]:
+        name, bits = self.engine.name, self.device.weight_bits
+        parity = ledger.parity_of(name, bits) if ledger else {}
+        refused = {p: row.reason for p, row in parity.items() if row.reason}
+        kernels = self.artifact.manifest.kernels.get(name)
+        for profile, forms in self.forms.items() if kernels else ():
+            lacking = set(forms.values()) - set(kernels.forms) if kernels else set()
+            if lacking:
+                refused.setdefault(profile, f"{name} has no {', '.join(sorted(lacking))} form")
+        return refused
+
+    def _candidate(self, profile: Profile) -> Candidate:
+        known = self.table is not None and profile.name in self.table.profiles
+        certificate = self.certificates.get(profile.name)
+        return Candidate(
+            profile.name,
+            latency=self.table.profiles[profile.name] if self.table and known else None,
+            size_mb=self.artifact.manifest.size_bytes(profile.name) / 1e6,
+            energy_mj=self.table.energy_mj.get(profile.name) if self.table else None,
+            drift=certificate.epsilon if certificate else None,
+            guard=self.table.guard(profile.name) if self.table and known else 0.0,
+        )

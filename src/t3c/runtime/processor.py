@@ -1,0 +1,34 @@
+"""The processor this process runs on, as the system tells of it."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+# What decides which kernels an engine picks, on x86 and on Arm; clocks and the like do not.
+TELLING = (
+    "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",
+    "isa",
+)  # fmt: skip
+
+
+def cpu_fields() -> dict[str, str]:
+    """What /proc/cpuinfo says, by name; nothing where there is none."""
+    info = Path("/proc/cpuinfo")
+    fields: dict[str, str] = {}
+    for line in info.read_text().splitlines() if info.exists() else []:
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    return fields
+
+
+@cache
+def cpu_identity() -> str:
+    """The processor's name and every instruction set it offers, in one line."""
+    fields = cpu_fields()
+    known = [
+        f"{name}={' '.join(sorted(fields[name].split()))}" for name in TELLING if name in fields
+    ]
+    return "; ".join([platform.machine(), platform.processor(), *known])
