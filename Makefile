@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime docs
 
 setup: $(STAMP)
 
@@ -44,6 +44,9 @@ bench-train: setup
 
 bench-certify: setup
 	$(BIN)/python benchmarks/certify.py
+
+bench-runtime: setup
+	$(BIN)/python benchmarks/runtime.py
 
 docs: setup
 	$(BIN)/python benchmarks/docs.py

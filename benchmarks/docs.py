@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from t3c.artifact.schema import schemas
 from t3c.files import write_atomic
 from t3c.report.certificates import figures_picture
 from t3c.report.cost import cost_picture
@@ -22,6 +23,9 @@ def main() -> int:
     for page in sorted(DOCS.glob("*.md")):
         text = page.read_text()
         write_atomic(page, BLOCK.sub(_filled, text).encode())
+    for name, schema in schemas().items():
+        (DOCS / "schema").mkdir(exist_ok=True)
+        write_atomic(DOCS / "schema" / name, schema.encode())
     fidelity = _read("bench-fidelity")
     if fidelity:
         picture = fidelity_picture(fidelity["tables"]["ranks"])

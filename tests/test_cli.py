@@ -139,6 +139,27 @@ def test_bench_and_report(made: Made, tmp_path: Path) -> None:
         assert text.removeprefix("t3c-") in html
 
 
+def test_export_trims_and_writes_for_tensorrt(made: Made, tmp_path: Path) -> None:
+    part = tmp_path / "part.t3c"
+    done = ok("export", made.artifact, "--profiles", "tiny,med", "--out", part)
+    assert done["profiles"] == ["tiny", "med"]
+    assert done["bytes"] < done["bytes_before"]
+    assert [row["name"] for row in ok("inspect", part, "--verify")["profiles"]] == ["tiny", "med"]
+    answer = ok("run", part, "--input", made.folder / "one.npy", "--size-mb", "100")
+    assert answer["profile"] == "med"
+    beside = shutil.copytree(made.artifact, tmp_path / "net.t3c")
+    done = t3c("export", beside, "--profiles", "tiny")
+    assert done.stdout.startswith(f"{tmp_path / 'net-tiny.t3c'}: tiny, ")
+    file = tmp_path / "max.onnx"
+    assert ok("export", made.artifact, "--onnx", file, "--profile", "max")["bytes"] > 0
+    assert file.stat().st_size > 0
+    for arguments in ([], ["--profiles", "tiny", "--onnx", file], ["--onnx", file]):
+        refused("--onnx FILE", "export", made.artifact, *arguments)
+    refused("no profile 'huge'", "export", made.artifact, "--profiles", "tiny,huge")
+    refused("name at least one", "export", made.artifact, "--profiles", ",")
+    refused("no profile 'huge'", "export", made.artifact, "--onnx", file, "--profile", "huge")
+
+
 def test_audit(made: Made) -> None:
     data = made.folder / "test.npz"
     given = ("--budgets", 100, "--data", data, "--rounds", 5, "--busy", "--json")
@@ -289,7 +310,7 @@ def test_bad_artifacts(made: Made, copied: Path, flip: Callable[[Path, int], Non
     refused("dense.safetensors: .* bytes, the manifest says", "inspect", copied)
     (copied / DENSE).write_bytes(raw)
     text = (copied / MANIFEST).read_text()
-    (copied / MANIFEST).write_text(text.replace('"schema_version":1', '"schema_version":7'))
+    (copied / MANIFEST).write_text(text.replace('"schema_version":2', '"schema_version":7'))
     refused("schema_version 7 is not one this t3c reads", "inspect", copied)
 
 

@@ -14,13 +14,16 @@ from t3c.spec import Budget, Certificate, ImageSpec, LayerPoint, Profile
 from t3c.version import __version__
 
 if TYPE_CHECKING:
+    from t3c.artifact.trim import trim
     from t3c.convert import ElasticConfig, elasticize_, plan_conversion
     from t3c.evidence.artifact import certify_artifact
     from t3c.evidence.certify import CertifyConfig
     from t3c.evidence.original import write_original
     from t3c.exporter import ExportConfig, export
+    from t3c.runtime.calls import Request
     from t3c.runtime.monitor import MonitorConfig
     from t3c.runtime.runtime import Runtime, load
+    from t3c.runtime.signals import Pressure
     from t3c.train import BlockConfig, Keep, TrainConfig, fit, reconstruct
 
 __all__ = [
@@ -34,7 +37,9 @@ __all__ = [
     "Keep",
     "LayerPoint",
     "MonitorConfig",
+    "Pressure",
     "Profile",
+    "Request",
     "Runtime",
     "T3CError",
     "TrainConfig",
@@ -46,10 +51,14 @@ __all__ = [
     "load",
     "plan_conversion",
     "reconstruct",
+    "trim",
     "write_original",
 ]
 
 _LAZY = {
+    "Pressure": "t3c.runtime.signals",
+    "Request": "t3c.runtime.calls",
+    "trim": "t3c.artifact.trim",
     "CertifyConfig": "t3c.evidence.certify",
     "ElasticConfig": "t3c.convert",
     "MonitorConfig": "t3c.runtime.monitor",

@@ -7,16 +7,11 @@ import numpy as np
 import pytest
 
 from conftest import Made
-from t3c.artifact.folder import MANIFEST
-from t3c.artifact.manifest import CONTENT, FACTORS
+from t3c.artifact.manifest import FACTORS
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.errors import ArtifactError, SpecError
 from t3c.runtime.runtime import load
-
-
-def content_bytes(path: Path) -> int:
-    return sum((path / name).stat().st_size for name in (*CONTENT, MANIFEST))
 
 
 def parts_of(artifact: Artifact) -> list[list[str]]:
@@ -44,13 +39,13 @@ def test_a_part_takes_the_bytes_its_largest_profile_needs(made: Made, tmp_path: 
     whole = Artifact(made.artifact)
     for profile in whole.manifest.profiles:
         part = trim(whole, [profile.name], tmp_path / f"{profile.name}.t3c")
-        size = content_bytes(part.path)
+        size = part.content_bytes()
         assert size <= profile.size_bytes
         assert part.manifest.size_bytes(profile.name) == size  # alone, it needs all there is
         # What it may do without is names of tensors and profiles, no weights.
         others = whole.manifest.files[FACTORS].bytes - part.manifest.files[FACTORS].bytes
         assert others >= 0
-        assert content_bytes(made.artifact) - others >= size
+        assert whole.content_bytes() - others >= size
 
 
 def test_what_is_known_of_a_profile_stays_with_it(made: Made, tmp_path: Path) -> None:
@@ -81,7 +76,7 @@ def test_what_cannot_be_trimmed_is_refused_and_nothing_is_written(
 
 
 def test_an_artifact_may_be_trimmed_in_its_place(copied: Path) -> None:
-    before = content_bytes(copied)
+    before = Artifact(copied).content_bytes()
     trim(Artifact(copied), ["tiny"], copied)
-    assert content_bytes(copied) < before
+    assert Artifact(copied).content_bytes() < before
     assert [p.name for p in Artifact(copied).manifest.chain] == ["tiny"]

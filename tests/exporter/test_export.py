@@ -18,6 +18,7 @@ import t3c
 from conftest import LIGHT, Made, quick
 from t3c.artifact.devices import LayerTiming
 from t3c.artifact.graph import Traced
+from t3c.artifact.ledger import ParityEntry
 from t3c.artifact.reader import Artifact
 from t3c.control.profiles import names_for
 from t3c.convert import elasticize_, state_of, units
@@ -62,6 +63,47 @@ def test_every_profile_was_measured_and_certified(made: Made) -> None:
     assert p50 == sorted(p50)
     assert min(p50) > 0
     assert all(p.reason for p in exported.pruned)
+
+
+def test_the_ledger_says_how_far_each_engine_is_from_torch(made: Made) -> None:
+    names = [profile.name for profile in made.exported.profiles]
+    ledger = Artifact(made.artifact).ledger()
+    assert ledger is not None
+    assert ledger.parity == made.exported.parity
+    for engine in ("openvino", "onnxruntime"):
+        rows = [row for row in ledger.parity if row.engine == engine]
+        assert [row.profile for row in rows] == names
+        assert all(0 <= row.rounded < 0.02 and 0 <= row.largest < 0.1 for row in rows)
+        assert len({row.stored for row in rows}) == len(names)
+
+
+@pytest.mark.usefixtures("known_device", "traced")
+def test_a_profile_that_is_not_as_torch_has_it_is_not_shipped(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [profile.name for profile in made.exported.profiles]
+    bad = names[1:3]
+    real = EXPORTER.engine_parity
+
+    def compared(*arguments: object) -> list[ParityEntry]:
+        rows = real(*arguments)
+        return [r.model_copy(update={"reason": "far off"}) if r.profile in bad else r for r in rows]
+
+    monkeypatch.setattr(EXPORTER, "engine_parity", compared)
+    monkeypatch.setattr(EXPORTER, "other_engines", lambda runtime: ())
+    config = ExportConfig(calibration=quick(3), worst_drift=2.0, certificate=LIGHT)
+    found = export(made.model, tmp_path / "a.t3c", [made.digits.calibration], config)
+    assert [profile.name for profile in found.profiles] == [n for n in names if n not in bad]
+    assert [p.name for p in Artifact(tmp_path / "a.t3c").manifest.profiles] == [
+        n for n in names if n not in bad
+    ]
+    assert {p.name: p.reason for p in found.pruned if p.name in bad} == dict.fromkeys(
+        bad, "far off"
+    )
+    bad = names
+    with pytest.raises(EngineError, match="no profile is as torch has it on openvino: far off"):
+        export(made.model, tmp_path / "b.t3c", [made.digits.calibration], config)
+    assert not (tmp_path / "b.t3c").exists()
 
 
 @pytest.mark.usefixtures("known_device", "traced")

@@ -406,7 +406,7 @@ TAMPERED: dict[str, tuple[Change, str]] = {
         lambda arrays, entry: entry["shares"].update({next(iter(entry["shares"])): [-1, 1, None]}),
         "negative or not finite",
     ),
-    "shares": (lambda arrays, entry: entry["shares"].popitem(), "shares of the same profiles"),
+    "shares": (lambda arrays, entry: entry["shares"].popitem(), "the shares of its profiles"),
     "key": (lambda arrays, entry: entry.update(more=1), "controller.more"),
     "chain": (lambda arrays, entry: entry["units"][1]["points"].reverse(), "the chain of unit"),
     "device": (lambda arrays, entry: entry.update(devices=[]), "needs devices"),

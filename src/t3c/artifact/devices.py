@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
 from t3c.artifact.manifest import Record
-from t3c.cost.proxy import Proxy
+from t3c.cost.proxy import LARGEST, Proxy
 from t3c.errors import CorruptError
 from t3c.measure.quiet import Conditions
 from t3c.spec import (
@@ -44,7 +44,7 @@ class Device(Record):
     cpu: str
     engine: str = Field(pattern="^[a-z0-9_]+$")  # it is part of a file name
     engine_version: str
-    threads: int = Field(ge=1)
+    threads: int = Field(ge=1, lt=2**31)
     weight_bits: int = Field(ge=MIN_BITS, le=MAX_BITS)
 
     @property
@@ -85,8 +85,8 @@ class GroupTiming(Record):
 class GridRow(Record):
     """One measured profile of the grid a proxy is fitted and judged on."""
 
-    features: dict[str, float]
-    ms: float = Field(gt=0)
+    features: dict[str, Annotated[float, Field(ge=0, le=LARGEST)]]
+    ms: float = Field(gt=1e-12, le=LARGEST)
     held_out: bool
     energy_mj: float | None = None
 
@@ -128,7 +128,7 @@ class DeviceTable(Record):
     conditions: Conditions | None = None
     source: str = MEASURED
     predicted: tuple[str, ...] = ()
-    error: float | None = None
+    error: float | None = Field(default=None, ge=0, le=LARGEST)
 
     @property
     def measured(self) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from t3c.artifact.devices import forms_key
 from t3c.artifact.manifest import Record
 from t3c.artifact.shift import ShiftModel
+from t3c.errors import SpecError
 from t3c.spec import Certificate, Form
 
 Keys = tuple[str, ...]
@@ -112,6 +113,16 @@ class Certification(Record):
     held_out: HeldOut | None = None
     capped: Capped | None = None
     monitors: dict[str, ShiftModel] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Certification:
+        if not self.entries:
+            raise SpecError("a certification has at least one certificate")
+        if self.layers and any(entry.profile not in self.layers for entry in self.entries):
+            raise SpecError("the terms of layers are not of every certified profile")
+        if any(entry.measures.keys() != self.entries[0].measures.keys() for entry in self.entries):
+            raise SpecError("certificates differ in their measures")
+        return self
 
     def of(self, profile: str, forms: Mapping[str, Form], weight_bits: int) -> Certificate | None:
         """The certificate of a profile that runs in these forms."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -31,6 +32,8 @@ CONTENT = (GRAPH, FACTORS, DENSE)
 CONTROLLER = "controller/"  # what the names of a controller's tensors begin with
 RANGES = "ranges/"  # and those of a profile's activation ranges
 STATE = "past_"  # what the names of a graph's states begin with
+LARGEST_SAMPLE = 2**25  # numbers of one input: what is allocated before anything is run
+LARGEST_PLAIN = 2**26  # bytes of a file that is read as a whole
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 
@@ -79,7 +82,7 @@ class ModelEntry(Record):
     """What the artifact computes. `quantized` names the tensors that have a range per profile."""
 
     name: str
-    parameters: int
+    parameters: int = Field(ge=0, lt=2**63)
     inputs: tuple[TensorEntry, ...]
     outputs: tuple[TensorEntry, ...]
     quantized: tuple[str, ...]
@@ -147,7 +150,7 @@ class ProfileEntry(Record):
 
     name: str
     points: dict[str, LayerPoint]
-    size_bytes: int = Field(gt=0)
+    size_bytes: int = Field(gt=0, lt=2**63)
 
 
 class UnitEntry(Record):
@@ -270,7 +273,11 @@ def parse_manifest(raw: bytes, path: Path) -> tuple[Manifest, str]:
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path}: not JSON: {error}") from error
     present = upgraded(data, path)
-    manifest = parse(Manifest, raw if present is data else json.dumps(present).encode(), path)
+    try:
+        whole = raw if present is data else json.dumps(present).encode()
+    except RecursionError as error:
+        raise CorruptError(f"{path}: not a manifest: {error}") from error
+    manifest = parse(Manifest, whole, path)
     try:
         _check(manifest)
     except SpecError as error:
@@ -282,6 +289,8 @@ def read_plain(path: Path) -> bytes:
     """The bytes of a plain file of an artifact; a link could lead out of the folder."""
     check_plain(path)
     try:
+        if path.stat().st_size > LARGEST_PLAIN:
+            raise CorruptError(f"{path}: larger than {LARGEST_PLAIN} bytes")
         return path.read_bytes()
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -313,6 +322,11 @@ def _check(manifest: Manifest) -> None:
     for tensor in (*manifest.model.inputs, *manifest.model.outputs):
         if tensor.dtype not in DTYPES:
             raise SpecError(f"{tensor.name}: unknown dtype {tensor.dtype!r}")
+    given = [(tensor.name, tensor.example or tensor.shape) for tensor in manifest.model.inputs]
+    for name, shape in given + [(state.input, state.shape) for state in manifest.model.states]:
+        sizes = [size for size in shape if isinstance(size, int)]
+        if min(sizes, default=1) < 1 or math.prod(sizes) > LARGEST_SAMPLE:
+            raise SpecError(f"{name}: a sample has 1 to {LARGEST_SAMPLE} numbers, got {shape}")
     for layer in manifest.layers:
         Menu(layer.menu)
         views = (layer.bits, layer.dense_bits)
@@ -335,5 +349,7 @@ def _check(manifest: Manifest) -> None:
 def _check_controller(controller: ControllerEntry, profiles: list[str]) -> None:
     if list(controller.profiles) != profiles:
         raise SpecError("the controller does not have the artifact's profiles")
+    if controller.shares.keys() != controller.profiles.keys():
+        raise SpecError("the controller does not have the shares of its profiles")
     if len({unit.name for unit in controller.units}) != len(controller.units):
         raise SpecError("the controller's units repeat")

@@ -20,7 +20,7 @@ from t3c.artifact.manifest import LayerEntry
 from t3c.errors import CorruptError
 from t3c.quant.nested import Codes, encode, integers, unit_scale
 from t3c.quant.pack import pack_planes, unpack_planes
-from t3c.spec import LayerPoint
+from t3c.spec import MAX_BITS, LayerPoint
 
 Floats = npt.NDArray[np.float32]
 Tensors = dict[str, npt.NDArray[np.generic]]
@@ -152,12 +152,18 @@ def _read_stage(
 def _read_codes(file: Any, name: str, shapes: Sequence[tuple[int, ...]], bits: int) -> Codes:
     """The codes of the largest shape, of which all but the top `bits` are zero."""
     blocks = [file.get_slice(f"{name}/block{index}") for index in range(len(shapes))]
-    if prod(shapes[-1]) > sum(8 * block.get_shape()[-1] for block in blocks):
+    stored = [block.get_shape() for block in blocks]
+    if any(len(shape) != 2 or not bits <= shape[0] <= MAX_BITS for shape in stored):
+        raise CorruptError(f"{name}: blocks of shapes {stored} do not hold {bits} bit planes")
+    if prod(shapes[-1]) > sum(8 * shape[1] for shape in stored):
         raise CorruptError(f"{name}: a weight of shape {shapes[-1]} is not stored")
     codes: Codes = np.zeros(shapes[-1], dtype=np.uint8)
     for block, corner in zip(blocks, _corners(shapes), strict=True):
         count = sum(prod(codes[area].shape) for area in corner)
-        flat = unpack_planes(block[:bits], count)
+        planes = block[:bits]
+        if planes.dtype != np.uint8:
+            raise CorruptError(f"{name}: bit planes are uint8, not {planes.dtype}")
+        flat = unpack_planes(planes, count)
         for area in corner:
             size = prod(codes[area].shape)
             codes[area] = flat[:size].reshape(codes[area].shape)
@@ -166,7 +172,10 @@ def _read_codes(file: Any, name: str, shapes: Sequence[tuple[int, ...]], bits: i
 
 
 def _read_scale(file: Any, name: str, rows: int, bits: int) -> Floats:
-    scale: Floats = file.get_slice(f"{name}/scale{bits}")[:rows]
+    stored = file.get_slice(f"{name}/scale{bits}")
+    if len(stored.get_shape()) != 1:
+        raise CorruptError(f"{name}: scale of shape {stored.get_shape()} for {rows} rows")
+    scale: Floats = stored[:rows]
     if scale.shape != (rows,) or scale.dtype != np.float32:
         raise CorruptError(f"{name}: scale of shape {scale.shape} for {rows} rows")
     if not (np.isfinite(scale).all() and (scale > 0).all()):

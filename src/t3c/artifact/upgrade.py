@@ -6,6 +6,7 @@ the check that follows. The file on disk stays as it is, and so does the hash of
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ def upgraded(data: Any, path: Path) -> dict[str, Any]:
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         known = ", ".join(map(str, range(1, SCHEMA_VERSION + 1)))
         raise VersionError(
-            f"{path}: schema_version {version!r} is not one this t3c reads (it reads {known}): "
-            "use a t3c that wrote it, or export again"
+            f"{path}: schema_version {reprlib.repr(version)} is not one this t3c reads "
+            f"(it reads {known}): use a t3c that wrote it, or export again"
         )
     try:
         for step in range(version, SCHEMA_VERSION):
             data = {**STEPS[step](data), "schema_version": step + 1}
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
         raise CorruptError(f"{path}: not a manifest of version {version}: {error!r}") from error
     present: dict[str, Any] = data
     return present

@@ -8,12 +8,12 @@ import sys
 
 import typer
 
-from t3c.cli import artifacts, certify, convert, data, demo, devices, train
+from t3c.cli import artifacts, certify, convert, data, demo, devices, export, train
 from t3c.cli.app import app, fail
 from t3c.errors import T3CError
 
 __all__ = [
-    "app", "artifacts", "certify", "convert", "data", "demo", "devices", "main", "train",
+    "app", "artifacts", "certify", "convert", "data", "demo", "devices", "export", "main", "train",
 ]  # fmt: skip
 
 

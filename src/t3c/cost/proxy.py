@@ -22,6 +22,7 @@ PROXIES: dict[str, tuple[str, ...]] = {
     "flops": (CONSTANT, *(name for name in FEATURES if name.endswith(".gflop"))),
     "bytes": (CONSTANT, *(name for name in FEATURES if name.endswith(".mb"))),
 }
+LARGEST = 1e30  # coefficient, feature or time: their products are still numbers
 STIFFNESS = 0.1  # how hard a re-fit on few points holds the parts of a proxy together
 
 Row = npt.NDArray[np.float64]
@@ -41,6 +42,10 @@ class Proxy:
     r2: float | None = None
     mape: float | None = None
     constant_mape: float | None = None
+
+    def __post_init__(self) -> None:
+        if not all(0 <= value <= LARGEST for value in self.coefficients.values()):
+            raise SpecError(f"the coefficients of a proxy are from 0 to {LARGEST:g}")
 
     def predict(self, row: Row) -> float:
         return float(row @ self.vector)

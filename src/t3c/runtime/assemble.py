@@ -124,7 +124,13 @@ def _add_constants(
     for name, value in dense.items():
         if name in used:
             builder.constant(name, value)
-    return [value for value in graph.input if value.name not in dense]
+    inputs = [value for value in graph.input if value.name not in dense]
+    model = artifact.manifest.model
+    wanted = [*(entry.name for entry in model.inputs), *(state.input for state in model.states)]
+    if [value.name for value in inputs] != wanted:
+        given = ", ".join(value.name for value in inputs)
+        raise CorruptError(f"{artifact.path}: its graph takes {given}, not {', '.join(wanted)}")
+    return inputs
 
 
 def quantized_inputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> list[str]:

@@ -19,6 +19,7 @@ from t3c.runtime.int4 import Activations, decompressed, fits_table, group_size, 
 from t3c.spec import MAX_BITS, Form, LayerSpec
 
 IR_VERSION = 10
+LARGEST = 1e30  # weight
 
 Weight = npt.NDArray[np.int8] | Floats
 Stage = tuple[Weight, Floats]
@@ -242,7 +243,10 @@ def execution_stages(
     """
     if form is Form.DENSE and len(stored) > 1:
         weights = [stage[0].astype(np.float64) * _spread(stage) for stage in stored]
-        dense = reduce(_compose, weights).astype(np.float32)
+        whole = reduce(_compose, weights)
+        if not np.abs(whole).max() < LARGEST:
+            raise CorruptError("the scales of a layer make weights too large for float32")
+        dense = whole.astype(np.float32)
         if exact:
             return [(dense, np.ones(len(dense), dtype=np.float32))]
         stored = [quantize_rows(dense)]

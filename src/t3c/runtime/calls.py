@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from t3c.errors import SpecError
 from t3c.runtime.engines.protocol import Array
-from t3c.runtime.runtime import Answer, Runtime
 from t3c.runtime.select import Choice
 from t3c.spec import Budget
+
+if TYPE_CHECKING:
+    from t3c.runtime.runtime import Answer, Runtime
 
 
 class Held:
@@ -25,7 +24,7 @@ class Held:
     It is chosen again when the budget is changed, or heat, load or an alarm say so; the new
     session is there before the old one goes.
 
-    >>> with Held(rt, Budget(latency_ms=5)) as held:  # doctest: +SKIP
+    >>> with rt.hold(Budget(latency_ms=5)) as held:  # doctest: +SKIP
     ...     y = held(x)
     ...     held.budget = Budget(latency_ms=2)
     """
@@ -46,8 +45,7 @@ class Held:
 
     @budget.setter
     def budget(self, budget: Budget | None) -> None:
-        self._budget = budget
-        self._choose()
+        self._choose(budget)
 
     def __call__(self, inputs: Any) -> Array:
         return self.answer(inputs).output
@@ -56,25 +54,25 @@ class Held:
         """What the held profile answers."""
         arrays = self._runtime.check(inputs)
         if self._now != self._state():
-            self._choose()
+            self._choose(self._budget)
         return self._runtime.serve(arrays, self._choice, self._lease.session, self._budget)
 
     def release(self) -> None:
         """Let the profile go; later calls are refused."""
         self._lease.release()
 
-    def _choose(self) -> None:
-        self._now = self._state()
-        before = self._lease
+    def _choose(self, budget: Budget | None) -> None:
+        """Move to the profile for a budget; where that fails, all stays as it was."""
+        now, before = self._state(), self._lease
         before.session  # noqa: B018  (refused once it was released)
-        choice = self._runtime.choose(self._budget)
-        self._choice, self._lease = self._runtime.lease(choice)
+        choice, lease = self._runtime.lease(self._runtime.choose(budget))
+        self._now, self._budget, self._choice, self._lease = now, budget, choice, lease
         before.release()
 
     def _state(self) -> tuple[object, ...]:
         """What a choice depends on besides the budget."""
         runtime = self._runtime
-        return runtime.signals.asked, runtime.alarm.raised, len(runtime.refused)
+        return runtime.signals.steps, runtime.alarm.raised, len(runtime.refused)
 
     def __enter__(self) -> Held:
         return self
@@ -96,11 +94,12 @@ class Request:
     budget: Budget | None = None
 
 
-def answer_all(runtime: Runtime, requests: Sequence[Request]) -> list[Answer]:
+def answer_all(runtime: Runtime, requests: Iterable[Request]) -> list[Answer]:
     """The answers to requests, in order; those that one profile serves run as one batch.
 
     All are checked before any runs. Latencies are known of single samples: a batch takes longer.
     """
+    requests = list(requests)
     if any(not isinstance(request, Request) for request in requests):
         raise SpecError("requests are t3c.Request(inputs, budget)")
     arrays = [runtime.check(request.inputs) for request in requests]
@@ -119,24 +118,14 @@ def answer_all(runtime: Runtime, requests: Sequence[Request]) -> list[Answer]:
             joined = [np.concatenate(column) for column in columns]
             outputs, shift = runtime.run(choice.profile, session, joined)
         fell_back = choice is not choices[first]
+        why = choice.warnings[len(choices[first].warnings) :]
         start = 0
         for index in members:
             end = start + len(arrays[index][0])
             mine = [np.ascontiguousarray(output[start:end]) for output in outputs]
-            said = choice if fell_back else choices[index]
+            said = choices[index]
+            if fell_back:  # with what is said of its own budget, not of another's
+                said = replace(choice, warnings=(*said.warnings, *why))
             answers[index] = runtime.told(mine, said, requests[index].budget, shift)
             start = end
     return [answers[index] for index in range(len(requests))]
-
-
-async def answer_async(
-    runtime: Runtime,
-    inputs: Any,
-    budget: Budget | None = None,
-    *,
-    profile: str | None = None,
-    executor: Executor | None = None,
-) -> Answer:
-    """The answer, computed in a thread of the executor, by default the event loop's own."""
-    call = partial(runtime.answer, inputs, budget, profile=profile)
-    return await asyncio.get_running_loop().run_in_executor(executor, call)

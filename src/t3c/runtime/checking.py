@@ -20,12 +20,15 @@ class Checking:
         self.states = [
             TensorEntry(name=s.input, dtype=s.dtype, shape=s.shape) for s in model.states
         ]
+        self._plain = _plain(self.inputs)
 
     def __call__(self, inputs: Any) -> list[Array]:
         """The inputs as arrays of the model's own shapes and types.
 
         States may be given behind them, all or none; a session takes none for empty ones.
         """
+        if self._plain and type(inputs) is np.ndarray and _as_is(inputs, *self._plain):
+            return [inputs]
         entries = self.inputs
         several = isinstance(inputs, Mapping | tuple)
         if self.states and several and len(inputs) == len(entries) + len(self.states):
@@ -43,6 +46,20 @@ class Checking:
             raise DataError(f"inputs differ in batch size: {[len(array) for array in arrays]}")
         _check_axes(entries, arrays)
         return arrays
+
+
+def _plain(entries: Sequence[TensorEntry]) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """The type of the only input and its sizes behind the batch, where all of them are fixed."""
+    if len(entries) != 1 or entries[0].shape[:1] != (None,):
+        return None
+    tail = tuple(size for size in entries[0].shape[1:] if isinstance(size, int))
+    return (np.dtype(entries[0].dtype), tail) if len(tail) + 1 == len(entries[0].shape) else None
+
+
+def _as_is(array: Array, dtype: np.dtype[Any], tail: tuple[int, ...]) -> bool:
+    """Whether there is nothing to say of an array: most are such, and this is quickly seen."""
+    fits = array.ndim > 0 and array.shape[1:] == tail and array.dtype == dtype and array.size > 0
+    return fits and (dtype.kind != "f" or bool(np.isfinite(array).all()))
 
 
 def _check_axes(entries: Sequence[TensorEntry], arrays: Sequence[Array]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from t3c.control.policy import summarize
 from t3c.control.proposed import Controlled
-from t3c.errors import EngineError
+from t3c.errors import EngineError, SpecError
 from t3c.runtime.adapt import Alarm, flagged, held_back, made_safer
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.select import Candidate, Choice, select
@@ -34,10 +33,15 @@ class Chooser:
         self.candidates = list(candidates)
         self.refused: Mapping[str, str] = {}
         self._all = tuple(candidates)
-        self._chosen: dict[object, Choice] = {}
-        self._chosen_of = self.candidates
+        # Read and replaced as one: what is remembered never outlives what it was chosen of.
+        self._memory: tuple[Sequence[Candidate], dict[object, Choice]] = self.candidates, {}
         self._lock = threading.Lock()
         self.controller = controller
+
+    @property
+    def known(self) -> Mapping[str, Candidate]:
+        """What is known of the profiles, also of those that are refused."""
+        return {c.profile: c for c in (*self._all, *self.candidates)}
 
     @property
     def controller(self) -> Controlled | None:
@@ -46,17 +50,21 @@ class Chooser:
 
     @controller.setter
     def controller(self, controller: Controlled | None) -> None:
-        self._controller, self._chosen = controller, {}
+        self._controller, self._memory = controller, (self.candidates, {})
         self._looks = controller is not None and bool(controller.policy.about.summarized)
 
     def choose(self, budget: Budget, inputs: Array | None = None) -> Choice:
         """The profile for a budget; a choice that does not depend on inputs is remembered."""
+        if not isinstance(budget, Budget):
+            raise SpecError(f"a budget is a t3c.Budget, got {type(budget).__name__}")
         asked, raised = self.signals.asked, self.alarm.raised
         seen = inputs if self._looks else None
         candidates, key = self.candidates, (budget, asked, raised)
-        if candidates is not self._chosen_of or len(self._chosen) >= REMEMBERED:
-            self._chosen_of, self._chosen = candidates, {}
-        chosen = self._chosen
+        chosen_of, chosen = self._memory
+        if candidates is not chosen_of or len(chosen) >= REMEMBERED:
+            self._check_some(candidates)
+            chosen = {}
+            self._memory = candidates, chosen
         if seen is None and (known := chosen.get(key)) is not None:
             return known
         choice = select(candidates, budget, self._proposal(budget, seen))
@@ -81,29 +89,36 @@ class Chooser:
             self.refused = {**self.refused, profile: reason}
             self.candidates = [c for c in self.candidates if c.profile not in self.refused]
 
-    def check_some_left(self, artifact: Path) -> None:
-        """Refuse an artifact of which nothing can run."""
-        if not self.candidates:
+    def check_some_left(self) -> None:
+        """Refuse to go on where nothing can run."""
+        self._check_some(self.candidates)
+
+    def _check_some(self, candidates: Sequence[Candidate]) -> None:
+        if not candidates:
             reason = next(iter(self.refused.values()))
-            raise EngineError(f"{artifact}: {self.engine} runs none of its profiles: {reason}")
+            raise EngineError(f"{self.engine} runs none of its profiles: {reason}")
 
     def instead(self, choice: Choice) -> Choice:
         """The nearest smaller profile than one just refused; the smallest left if there is none."""
         order = [candidate.profile for candidate in self._all]
-        at = order.index(choice.profile)
-        smaller = [c.profile for c in self.candidates if order.index(c.profile) < at]
-        taken = smaller[-1] if smaller else self.candidates[0].profile
+        at, left = order.index(choice.profile), self.candidates
+        self._check_some(left)
+        smaller = [c.profile for c in left if order.index(c.profile) < at]
+        taken = smaller[-1] if smaller else left[0].profile
         told = f"{choice.profile} cannot run on {self.engine}: {self.refused[choice.profile]}"
         if not smaller:
             told += f"; {taken} is larger, and may be over the limits"
         why = f"in place of {choice.profile}, which {self.engine} cannot run"
-        return Choice(taken, why, (*choice.warnings, told), choice.flagged)
+        found = Choice(taken, why, (*choice.warnings, told), choice.flagged)
+        raised = self.alarm.raised
+        doubted = raised is not None and taken not in raised.trusted
+        return flagged(found) if doubted and not found.flagged else found
 
     def _proposal(self, budget: Budget, inputs: Array | None) -> str | None:
         if self.controller is None or not budget.limited:
             return None
         # It knows all profiles, also those that are refused here.
-        known = {c.profile: c for c in (*self._all, *self.candidates)}.values()
+        known = self.known.values()
         return self.controller.propose(
             (budget.latency_ms, budget.size_mb, budget.energy_mj),
             [(c.latency_ms(budget.quantile), c.size_mb, c.energy_mj) for c in known],

@@ -9,6 +9,7 @@ import onnx
 from t3c.artifact.devices import DeviceTable, choose_forms
 from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.reader import Artifact
+from t3c.errors import CorruptError
 from t3c.runtime.calibrate import subject_of
 from t3c.runtime.engines import Engine
 from t3c.runtime.measured import Subject, describe
@@ -60,6 +61,12 @@ class Placed:
         for certification in reversed(ledger.on(self.engine.name)) if ledger else ():
             if certification.weight_bits == self.device.weight_bits:
                 forms = certification.forms.get(profile.name, forms)
+        specs = self.artifact.manifest.specs
+        possible = {name: specs[name].forms(point) for name, point in profile.points.items()}
+        if forms.keys() != possible.keys() or any(f not in possible[n] for n, f in forms.items()):
+            raise CorruptError(
+                f"{self.artifact.path}: its certificates are of forms its layers do not have"
+            )
         return Subject(profile, forms, self.artifact.ranges(profile.name))
 
     def _find_certificates(

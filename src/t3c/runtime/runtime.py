@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,8 +23,9 @@ from t3c.control.proposed import Controlled
 from t3c.errors import EngineError, SpecError
 from t3c.runtime.adapt import Alarm
 from t3c.runtime.cache import CompileCache, default_folder
+from t3c.runtime.calls import Held, Request, answer_all
 from t3c.runtime.checking import Checking
-from t3c.runtime.chooser import Chooser
+from t3c.runtime.chooser import REMEMBERED, Chooser
 from t3c.runtime.counters import Counters
 from t3c.runtime.engines import Session, open_engine
 from t3c.runtime.engines.protocol import Array
@@ -29,7 +34,7 @@ from t3c.runtime.monitor import Monitor, MonitorConfig, Shift
 from t3c.runtime.placed import Placed
 from t3c.runtime.pool import Lease, Pool
 from t3c.runtime.rejected import rejected_tiles
-from t3c.runtime.select import Candidate, Choice
+from t3c.runtime.select import Candidate, Choice, cap_warnings
 from t3c.runtime.signals import Signals
 from t3c.runtime.watching import features, watched
 from t3c.spec import Budget, Certificate, Profile
@@ -90,8 +95,8 @@ class Runtime:
         memory_mb: float | None = None,
         cache: CompileCache | None = None,
     ) -> None:
-        if memory_mb is not None and not memory_mb > 0:
-            raise SpecError(f"memory_mb must be positive, got {memory_mb:g}")
+        if memory_mb is not None and not 0 < memory_mb < math.inf:
+            raise SpecError(f"memory_mb must be positive and finite, got {memory_mb:g}")
         placed = Placed(artifact, open_engine(engine, threads, cache))
         self.placed, self.artifact, self.engine = placed, artifact, placed.engine
         self.device, self.chain = placed.device, placed.chain
@@ -106,8 +111,9 @@ class Runtime:
         )
         for name, reason in placed.refused.items():
             self.chooser.refuse(name, reason)
-        self.chooser.check_some_left(artifact.path)
+        self.chooser.check_some_left()
         self.check = Checking(artifact.manifest.model)
+        self._refusing = threading.Lock()
         self._said: set[str] = set()
         self._weights: dict[str, int] = {}
         self._last = threading.local()
@@ -167,8 +173,6 @@ class Runtime:
     ) -> Answer:
         """The output, and which profile gave it, why, and with what certificate."""
         arrays = self.check(inputs)
-        if budget is not None and not isinstance(budget, Budget):
-            raise SpecError(f"a budget is a t3c.Budget, got {type(budget).__name__}")
         if profile is not None and budget is not None:
             raise SpecError("name a budget or a profile, not both")
         if profile is None:
@@ -179,12 +183,32 @@ class Runtime:
         with lease as session:
             return self.serve(arrays, choice, session, budget)
 
+    async def answer_async(
+        self,
+        inputs: Any,
+        budget: Budget | None = None,
+        *,
+        profile: str | None = None,
+        executor: Executor | None = None,
+    ) -> Answer:
+        """The answer, computed in a thread of the executor, by default the event loop's own."""
+        call = partial(self.answer, inputs, budget, profile=profile)
+        return await asyncio.get_running_loop().run_in_executor(executor, call)
+
+    def answers(self, requests: Sequence[Request]) -> list[Answer]:
+        """The answers to requests, in order; those that one profile serves run as one batch."""
+        return answer_all(self, requests)
+
+    def hold(self, budget: Budget | None = None) -> Held:
+        """The profile for a budget, chosen once for many calls of a thread."""
+        return Held(self, budget)
+
     def choose(self, budget: Budget | None, inputs: Array | None = None) -> Choice:
         """The profile for a budget, without running it: what would serve it now.
 
         A controller that looks at inputs takes them into account where they are given.
         """
-        return self.chooser.choose(budget or NO_LIMIT, inputs)
+        return self.chooser.choose(NO_LIMIT if budget is None else budget, inputs)
 
     def session(self, profile: str) -> Session:
         """The compiled graph of a profile, made when first asked for."""
@@ -193,9 +217,12 @@ class Runtime:
 
     def warm(self, *profiles: str) -> None:
         """Compile profiles, by default all, before they are needed."""
-        self.pool.warm(
-            [self.chain[name].name for name in profiles] or [c.profile for c in self.candidates]
-        )
+        self.pool.warm(self.chain[name].name for name in profiles)
+        for candidate in () if profiles else self.candidates:
+            try:
+                self.pool.warm([candidate.profile])
+            except EngineError as error:
+                self._refuse(candidate.profile, error)
 
     def graph(self, profile: Profile) -> onnx.ModelProto:
         """The graph the engine runs for a profile of the artifact."""
@@ -242,7 +269,12 @@ class Runtime:
     ) -> Answer:
         """Outputs with what they stand for, counted and logged."""
         profile = choice.profile
-        warnings = choice.warnings if shift is None else (*choice.warnings, shift.message)
+        warnings = choice.warnings
+        if budget is not None and budget.drift is not None:  # of what serves in place of another
+            capped = cap_warnings(self.chooser.known[profile], budget)
+            warnings = (*warnings, *(w for w in capped if w not in warnings))
+        if shift is not None:
+            warnings = (*warnings, shift.message)
         if self.note and budget is not None and budget.latency_ms is not None:
             warnings = (*warnings, self.note)
         certificate = self.certificates.get(profile)
@@ -275,10 +307,10 @@ class Runtime:
             self.counters.event("swap", before=before, after=answer.profile, why=answer.reason)
         for warning in answer.warnings:
             if warning not in self._said:  # each once: it may come with every call
+                if len(self._said) >= REMEMBERED:
+                    self._said.clear()
                 self._said.add(warning)
                 self.counters.event("warning", profile=answer.profile, message=warning)
-        if answer.shift is not None:
-            self.on_shift(answer.shift)
 
     def _run(
         self, profile: str, session: Session, arrays: list[Array]
@@ -286,7 +318,14 @@ class Runtime:
         watch = self.watches.get(profile)
         if watch is None or not watch.turn():
             return session.run(arrays), None
-        with self.pool.lease(profile + WATCHED) as telling:
+        try:
+            lease = self.pool.lease(profile + WATCHED)
+        except EngineError as error:  # what cannot be watched is still answered
+            self.watches.pop(profile, None)
+            self.counters.add("errors", profile)
+            self.counters.event("errors", profile=profile, error=error, watched=True)
+            return session.run(arrays), None
+        with lease as telling:
             *outputs, raw = telling.run(arrays)
         shift = watch.monitor.observe(features(raw))
         if shift is None:
@@ -297,6 +336,7 @@ class Runtime:
         self.counters.add("shift", profile)
         layers = [name for name, _ in shift.layers]
         self.counters.event("shift", profile=profile, layers=layers, message=shift.message)
+        self.on_shift(shift)
         return outputs, shift
 
     def _compile(self, key: str) -> Session:
@@ -314,13 +354,19 @@ class Runtime:
 
     def _fall_back(self, choice: Choice, error: EngineError) -> Choice:
         """Another profile, and what to say of the one that the engine refuses."""
-        subject = self.subjects[choice.profile]
-        tiles = rejected_tiles(self.engine, self.artifact.manifest.specs.values(), subject)
-        self.chooser.refuse(choice.profile, "; ".join([str(error), *tiles]))
-        self.counters.add("fallback", choice.profile)
-        self.counters.event("fallback", profile=choice.profile, error=error, rejected=tiles)
-        self.chooser.check_some_left(self.artifact.path)
+        self._refuse(choice.profile, error)
         return self.chooser.instead(choice)
+
+    def _refuse(self, profile: str, error: EngineError) -> None:
+        """Serve a profile no more; which of its tiles are at fault is found out once."""
+        with self._refusing:
+            if profile in self.refused:
+                return
+            specs = self.artifact.manifest.specs.values()
+            tiles = rejected_tiles(self.engine, specs, self.subjects[profile])
+            self.chooser.refuse(profile, "; ".join([str(error), *tiles]))
+        self.counters.add("fallback", profile)
+        self.counters.event("fallback", profile=profile, error=error, rejected=tiles)
 
     def _tell(self, name: str, fields: Mapping[str, object]) -> None:
         self.counters.add(name, str(fields["key"]))

@@ -79,6 +79,9 @@ def activation_bytes(model: onnx.ModelProto) -> int | None:
             else:
                 constants.add(node.output[0])
             continue
+        if not inputs:  # made of constants alone, such as a weight that is decompressed
+            constants |= set(node.output)
+            continue
         steps.append((inputs, list(node.output)))
     sizes: dict[str, int] = {}
     for value in [*graph.value_info, *graph.input, *graph.output]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from t3c.artifact.devices import Device, DeviceTable
 from t3c.artifact.reader import Artifact
-from t3c.cost.proxy import Proxy, Row, refit, solver
+from t3c.cost.proxy import LARGEST, Proxy, Row, refit, solver
 from t3c.errors import SpecError
 from t3c.measure.latency import interleave, paced
 from t3c.measure.pinning import pinned
@@ -51,7 +51,7 @@ def transfer_error(donor: DeviceTable, tables: Sequence[DeviceTable]) -> float |
             times = np.array([row.ms for row in other.grid])
             guess = np.array([donor.proxy.predict(vector_of(row)) for row in other.grid])
             errors.append(float(np.max(np.abs(guess - times) / times)))
-    return max(errors, default=None)
+    return min(max(errors), LARGEST) if errors else None
 
 
 def transferred(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from t3c.errors import SpecError
 
 QUANTILES = ("p50", "p90", "p99")
+LONGEST = 1e15  # ms
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Latency:
             raise SpecError(f"latency quantiles must be positive and rise, got {self}")
         if not self.spread >= 0:
             raise SpecError(f"a latency's spread cannot be negative, got {self.spread:g}")
+        if max(self.p99, self.spread) > LONGEST:
+            raise SpecError(f"a latency must be at most {LONGEST:g} ms, got {self}")
 
     def at(self, quantile: str) -> float:
         """The latency at "p50", "p90" or "p99"."""

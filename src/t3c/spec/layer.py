@@ -9,6 +9,8 @@ from enum import StrEnum
 from t3c.errors import SpecError
 from t3c.spec.points import MAX_BITS, MIN_BITS, LayerPoint
 
+LARGEST = 2**31 - 1  # size of an axis
+
 Shape = tuple[int, ...]
 
 
@@ -71,11 +73,18 @@ class LayerSpec:
         axes = [self.kernel, self.stride, self.dilation, self.in_size, self.out_size]
         if len({len(axis) for axis in [*axes, self.padding]}) != 1:
             raise SpecError(f"{self.name}: kernel, stride, padding and sizes differ in their axes")
+        if len(self.kernel) != (1 if self.kind is Kind.CONV1D else 2):
+            raise SpecError(f"{self.name}: a {self.kind} does not have {len(self.kernel)} axes")
         sizes = [self.out_channels, self.in_channels, self.groups, self.tile, self.runs]
-        if min(sizes + [side for axis in axes for side in axis]) < 1 or min(self.padding) < 0:
+        sizes += [side for axis in axes for side in axis]
+        if min(sizes) < 1 or min(self.padding) < 0:
             raise SpecError(f"{self.name}: sizes, strides and groups must be positive")
+        if max(*sizes, *self.padding) > LARGEST:
+            raise SpecError(f"{self.name}: sizes must be at most {LARGEST}")
         if self.in_channels % self.groups or self.out_channels % self.groups:
             raise SpecError(f"{self.name}: channels do not divide into {self.groups} groups")
+        if self.groups > 1 and self.factorization in (Factorization.TUCKER2, Factorization.CP):
+            raise SpecError(f"{self.name}: {self.factorization} has no channels in groups")
         if not all(self.alignable(rank) for rank in self.aligned):
             raise SpecError(f"{self.name}: no aligned form at the ranks {self.aligned}")
 

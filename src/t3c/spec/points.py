@@ -9,6 +9,7 @@ from types import MappingProxyType
 from t3c.errors import SpecError
 
 MIN_BITS, MAX_BITS = 2, 8
+MAX_RANK = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class LayerPoint:
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise SpecError(f"rank must be at least 1, got {self.rank}")
+        if self.rank > MAX_RANK:
+            raise SpecError(f"rank must be at most {MAX_RANK}, got {self.rank}")
         if not MIN_BITS <= self.bits <= MAX_BITS:
             raise SpecError(f"bits must be in {MIN_BITS}..{MAX_BITS}, got {self.bits}")
 

@@ -6,7 +6,8 @@ other engines are checked against, and where ranges of inner tensors are observe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +19,8 @@ from t3c.errors import EngineError
 from t3c.runtime.decode import completed, declared_inputs
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.engines.torch_operations import OPERATIONS
+
+Step = tuple[onnx.NodeProto, Callable[..., Any], dict[str, Any]]
 
 
 class Torch:
@@ -44,14 +47,20 @@ class TorchSession:
         }
         self.inputs = declared_inputs(model)
         self.outputs = [o.name for o in graph.output]
-        self.nodes = []
+        self.nodes: list[Step] = []
         for node in graph.node:
             if node.op_type not in OPERATIONS:
                 raise EngineError(
                     f"the torch engine has no operation {node.op_type} ({node.output[0]})"
                 )
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            self.nodes.append((node, OPERATIONS[node.op_type], attributes))
+            step = (node, OPERATIONS[node.op_type], attributes)
+            if all(name in self.constants for name in node.input if name):
+                self.constants |= self._made(step, self.constants)  # such as a weight, unpacked
+            else:
+                self.nodes.append(step)
+        used = {name for node, _, _ in self.nodes for name in node.input} | {*self.outputs}
+        self.constants = {name: v for name, v in self.constants.items() if name in used}
         self.last_use = {
             name: index for index, (node, _, _) in enumerate(self.nodes) for name in node.input
         }
@@ -74,15 +83,22 @@ class TorchSession:
             values[name] = torch.from_numpy(np.ascontiguousarray(array))
             if watch is not None:
                 watch(name, values[name])
-        for index, (node, operation, attributes) in enumerate(self.nodes):
-            arguments = [values[name] if name else None for name in node.input]
-            result = operation(attributes, *arguments)
-            made = result if isinstance(result, tuple) else (result,)
-            for name, value in zip(node.output, made, strict=False):
-                values[name] = value
-                if watch is not None:
+        for index, step in enumerate(self.nodes):
+            made = self._made(step, values)
+            values |= made
+            if watch is not None:
+                for name, value in made.items():
                     watch(name, value)
-            for name in node.input:
+            for name in step[0].input:
                 if self.last_use.get(name) == index and name not in self.outputs:
                     values.pop(name, None)
         return [values[name] for name in self.outputs]
+
+    @staticmethod
+    @torch.no_grad()
+    def _made(step: Step, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a node makes of the values so far."""
+        node, operation, attributes = step
+        result = operation(attributes, *(values[name] if name else None for name in node.input))
+        made = result if isinstance(result, tuple) else (result,)
+        return dict(zip(node.output, made, strict=False))

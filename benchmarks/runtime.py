@@ -1,0 +1,148 @@
+"""`make bench-runtime`: the artifact on disk, and the runtime all day.
+
+Sizes beside NNCF's files, swaps, threads, overhead, memory, parity with torch, hostile files.
+Needs T3C_DATA; parts that were measured before are kept with --resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from t3c.artifact.reader import Artifact
+from t3c.cli.app import progress, watcher
+from t3c.errors import T3CError
+from t3c.experiments import fuzz
+from t3c.experiments.figures import Figure, finish
+from t3c.experiments.shipped import make, size_rows, subjects
+from t3c.experiments.swapping import cold_rows, memory_rows, overhead_row, stress, swap_rows
+from t3c.runtime.runtime import Runtime
+
+OUT, WORK = Path("out/bench-runtime.json"), Path("out/bench-runtime")
+SWAPS = {"digits": 2000, "stories15m": 300, "resnet-50": 200}
+CALLS, FUZZ_SECONDS, FUZZ_CASES = 100_000, 600.0, 1_000_000
+Rows = list[dict[str, Any]]
+Tables = dict[str, Rows]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="one part: digits, stories15m, resnet-50, threads or fuzz")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured before")
+    given = parser.parse_args()
+    WORK.mkdir(parents=True, exist_ok=True)
+    tables = _read() if given.resume else {}
+    parts: dict[str, Callable[[], Tables]] = {name: _model(name) for name in subjects()}
+    parts |= {"threads": _threads, "fuzz": _fuzz}
+    if given.only not in (None, *parts):
+        parser.error(f"--only is one of {', '.join(parts)}")
+    try:
+        for name, measure in parts.items():
+            if given.only not in (None, name) or (given.resume and _has(tables, name)):
+                continue
+            for table, rows in measure().items():
+                kept = [row for row in tables.get(table, []) if row["part"] != name]
+                tables[table] = [*kept, *({"part": name, **row} for row in rows)]
+            _write(tables)
+    except T3CError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return finish(OUT, figures(tables), tables)
+
+
+def _model(name: str) -> Callable[[], Tables]:
+    """What is measured of one model: bytes, swaps, memory, cold starts, parity."""
+
+    def measure() -> Tables:
+        subject = subjects()[name]()
+        say(f"{name}: exporting")
+        with progress() as bar:
+            artifact = make(subject, WORK, say, watcher(bar))
+        say(f"{name}: sizes")
+        sizes = size_rows(artifact, WORK / f"{name}.onnx", subject.calibration, WORK)
+        say(f"{name}: swaps")
+        swaps = swap_rows(Runtime(artifact, "openvino"), name, SWAPS[name])
+        say(f"{name}: memory and cold starts")
+        memory = memory_rows(artifact.path, name)
+        cold = cold_rows(artifact.path, name, WORK / f"cache-{name}")
+        return {
+            "sizes": sizes, "swaps": swaps, "memory": memory, "cold": cold,
+            "parity": _parity(artifact, name),
+        }  # fmt: skip
+
+    return measure
+
+
+def _parity(artifact: Artifact, model: str) -> Rows:
+    ledger = artifact.ledger()
+    rows = ledger.parity if ledger else ()
+    keys = ("engine", "profile", "samples", "stored", "rounded", "largest", "reason")
+    return [{"model": model, **{key: getattr(row, key) for key in keys}} for row in rows]
+
+
+def _threads() -> Tables:
+    """Many threads, and overhead, on the digits network."""
+    path = WORK / "digits.t3c"
+    if not path.exists():
+        raise T3CError(f"{path} is not there: run --only digits first")
+    engines = ("openvino", "onnxruntime")
+    rows, over = [], []
+    for engine in engines:
+        say(f"{CALLS:,} calls from 8 threads on {engine}")
+        rows.append(stress(Runtime(Artifact(path), engine, 1), CALLS))
+        say(f"overhead on {engine}")
+        over.append(overhead_row(Runtime(Artifact(path), engine)))
+    return {"threads": rows, "overhead": over}
+
+
+def _fuzz() -> Tables:
+    say(f"hostile artifacts, {FUZZ_CASES:,} or {FUZZ_SECONDS:g} seconds")
+    return {"fuzz": fuzz.run(WORK / "fuzz", FUZZ_SECONDS, FUZZ_CASES)}
+
+
+def figures(tables: Tables) -> list[Figure]:
+    found = []
+    size = {(row["model"], row["file"]): row["bytes"] for row in tables.get("sizes", [])}
+    for model in dict.fromkeys(model for model, _ in size):
+        whole, largest = size[model, "artifact"], size[model, "trimmed max"]
+        found += [
+            Figure(f"{model}.trimmed_max_over_int8", largest / size[model, "nncf int8"], 1.1),
+            Figure(f"{model}.artifact_over_max", whole / largest, 1.4),
+        ]
+    for row in tables.get("swaps", []):
+        name = f"{row['model']}.{row['profile']}.swap_p99_over_ms"
+        found.append(Figure(name, row["over_ms"], row["allowed_ms"]))
+    for row in tables.get("threads", []):
+        found += [Figure(f"{row['engine']}.{kind}", row[kind], 0) for kind in ("lost", "mixed")]
+    for row in tables.get("overhead", []):
+        found.append(Figure(f"{row['engine']}.overhead", row["runtime_p50"] - 1, 0.05))
+    for row in tables.get("parity", []):
+        name = f"{row['model']}.{row['engine']}.{row['profile']}.parity"
+        found.append(Figure(name, row["rounded"], 0.02))
+    found += [Figure("fuzz.crashes", row["crashes"], 0) for row in tables.get("fuzz", [])]
+    return found
+
+
+def _has(tables: Tables, part: str) -> bool:
+    return any(row["part"] == part for rows in tables.values() for row in rows)
+
+
+def _read() -> Tables:
+    path = WORK / "parts.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _write(tables: Tables) -> None:
+    (WORK / "parts.json").write_text(json.dumps(tables))
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
