@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-fuzz docs
 
 setup: $(STAMP)
 
@@ -47,6 +47,9 @@ bench-certify: setup
 
 bench-runtime: setup
 	$(BIN)/python benchmarks/runtime.py
+
+bench-fuzz: setup
+	$(BIN)/python benchmarks/fuzz.py
 
 docs: setup
 	$(BIN)/python benchmarks/docs.py

@@ -134,7 +134,7 @@ def bench(given: argparse.Namespace, bases: list[Content], scratch: Path) -> int
     done = max(total / given.cases, (time.monotonic() - started) / given.seconds)
     figures = [
         Figure("crashes", sum(t.outcomes[CRASH] for t in tallies.values()), 0),
-        Figure("share of the cases or of the time", done, 0.99, at_least=True),
+        Figure("share_of_cases_or_time", done, 0.99, at_least=True),
     ]
     return finish(OUT, figures, {"outcomes": rows, "crashes": found})
 

@@ -141,7 +141,7 @@ def test_layers_have_int8_weights_and_int8_kernels(result: Trained) -> None:
     compiled = result.baseline.session.compiled[((1, 1, 32, 32),)]  # type: ignore[attr-defined]
     kernels = [
         node.get_rt_info()["primitiveType"].astype(str)
-        for node in compiled.get_runtime_model().get_ops()
+        for node in compiled.model.get_runtime_model().get_ops()
         if node.get_rt_info()["layerType"].astype(str) in ("Convolution", "FullyConnected")
     ]
     assert len(kernels) == LAYERS

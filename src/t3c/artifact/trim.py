@@ -71,7 +71,7 @@ def _dense(artifact: Artifact, names: Sequence[str]) -> tuple[Dense, tuple[str, 
     kept = {name: value for name, value in everything.items() if not name.startswith(RANGES)}
     known = set().union(*(artifact.ranges(name) for name in names))
     rows = [i for i, tensor in enumerate(artifact.manifest.model.quantized) if tensor in known]
-    for name in names:
+    for name in names if not artifact.weight_only else ():
         kept[RANGES + name] = everything[RANGES + name][rows]
     return kept, tuple(artifact.manifest.model.quantized[i] for i in rows)
 

@@ -101,7 +101,8 @@ class Program:
         self.output = graph.output[0].name
         self.nodes = list(graph.node)
         made = {name for node in graph.node for name in node.output} | set(self.inputs)
-        self.rounded = frozenset(quantized_inputs(graph, self.specs)) & made  # no constants
+        multiplied = frozenset(quantized_inputs(graph, self.specs)) & made  # no constants
+        self.rounded = frozenset() if artifact.weight_only else multiplied
         self.integers = {
             i.name: torch.from_numpy(numpy_helper.to_array(i).copy()) for i in graph.initializer
         }

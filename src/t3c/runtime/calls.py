@@ -55,7 +55,9 @@ class Held:
         arrays = self._runtime.check(inputs)
         if self._now != self._state():
             self._choose(self._budget)
-        return self._runtime.serve(arrays, self._choice, self._lease.session, self._budget)
+        runtime, choice = self._runtime, self._choice
+        outputs, shift = runtime.run(choice.profile, self._lease.session, arrays)
+        return runtime.told(outputs, choice, self._budget, shift)
 
     def release(self) -> None:
         """Let the profile go; later calls are refused."""

@@ -11,6 +11,9 @@ from t3c.artifact.manifest import STATE, ModelEntry, TensorEntry
 from t3c.errors import DataError
 from t3c.runtime.engines.protocol import Array
 
+ISFINITE = np.isfinite
+Plain = tuple[np.dtype[Any], tuple[int, ...], bool]  # type, sizes behind the batch, if it is float
+
 
 class Checking:
     """The inputs and states of a model, and whether what is given fits them."""
@@ -22,13 +25,18 @@ class Checking:
         ]
         self._plain = _plain(self.inputs)
 
-    def __call__(self, inputs: Any) -> list[Array]:
+    def arrays(self, inputs: Any) -> list[Array]:
         """The inputs as arrays of the model's own shapes and types.
 
         States may be given behind them, all or none; a session takes none for empty ones.
         """
-        if self._plain and type(inputs) is np.ndarray and _as_is(inputs, *self._plain):
-            return [inputs]
+        if type(inputs) is np.ndarray and self._plain is not None:
+            dtype, tail, floats = self._plain
+            fits = inputs.dtype is dtype and inputs.shape[1:] == tail and inputs.size
+            # Most are such, and are found to be by little that is written in Python: after a
+            # network has run, each function of it takes a microsecond or more, whatever it does.
+            if fits and inputs.ndim and (not floats or b"\0" not in ISFINITE(inputs).tobytes()):
+                return [inputs]
         entries = self.inputs
         several = isinstance(inputs, Mapping | tuple)
         if self.states and several and len(inputs) == len(entries) + len(self.states):
@@ -48,18 +56,17 @@ class Checking:
         return arrays
 
 
-def _plain(entries: Sequence[TensorEntry]) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """The type of the only input and its sizes behind the batch, where all of them are fixed."""
+def _plain(entries: Sequence[TensorEntry]) -> Plain | None:
+    """The only input, where all its sizes behind the batch are fixed."""
     if len(entries) != 1 or entries[0].shape[:1] != (None,):
         return None
     tail = tuple(size for size in entries[0].shape[1:] if isinstance(size, int))
-    return (np.dtype(entries[0].dtype), tail) if len(tail) + 1 == len(entries[0].shape) else None
+    dtype = np.dtype(entries[0].dtype)
+    return (dtype, tail, dtype.kind == "f") if len(tail) + 1 == len(entries[0].shape) else None
 
 
-def _as_is(array: Array, dtype: np.dtype[Any], tail: tuple[int, ...]) -> bool:
-    """Whether there is nothing to say of an array: most are such, and this is quickly seen."""
-    fits = array.ndim > 0 and array.shape[1:] == tail and array.dtype == dtype and array.size > 0
-    return fits and (dtype.kind != "f" or bool(np.isfinite(array).all()))
+def _finite(array: Array) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def _check_axes(entries: Sequence[TensorEntry], arrays: Sequence[Array]) -> None:
@@ -98,6 +105,6 @@ def _checked(entry: TensorEntry, value: Any) -> Array:
             raise DataError(f"input {entry.name!r}: dtype {array.dtype} does not fit {wanted}")
         with np.errstate(over="ignore"):
             array = array.astype(wanted)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if not _finite(array):
         raise DataError(f"input {entry.name!r} holds NaN or infinite values")
     return array

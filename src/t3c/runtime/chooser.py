@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from t3c.control.policy import summarize
 from t3c.control.proposed import Controlled
 from t3c.errors import EngineError, SpecError
-from t3c.runtime.adapt import Alarm, flagged, held_back, made_safer
+from t3c.runtime.adapt import Alarm, Raised, flagged, held_back, made_safer
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.select import Candidate, Choice, select
-from t3c.runtime.signals import Signals
+from t3c.runtime.signals import Asked, Signals
 from t3c.spec import Budget
 
 REMEMBERED = 4096  # choices
+
+
+class Memory(NamedTuple):
+    """Choices by budget, and what they were chosen of: read and replaced as one."""
+
+    of: Sequence[Candidate]
+    asked: Asked
+    raised: Raised | None
+    choices: dict[Budget, Choice]
 
 
 class Chooser:
@@ -33,8 +43,7 @@ class Chooser:
         self.candidates = list(candidates)
         self.refused: Mapping[str, str] = {}
         self._all = tuple(candidates)
-        # Read and replaced as one: what is remembered never outlives what it was chosen of.
-        self._memory: tuple[Sequence[Candidate], dict[object, Choice]] = self.candidates, {}
+        self._memory = Memory(self.candidates, signals.asked, alarm.raised, {})
         self._lock = threading.Lock()
         self.controller = controller
 
@@ -50,22 +59,22 @@ class Chooser:
 
     @controller.setter
     def controller(self, controller: Controlled | None) -> None:
-        self._controller, self._memory = controller, (self.candidates, {})
+        self._controller = controller
+        self._memory = Memory(self.candidates, self.signals.asked, self.alarm.raised, {})
         self._looks = controller is not None and bool(controller.policy.about.summarized)
 
     def choose(self, budget: Budget, inputs: Array | None = None) -> Choice:
         """The profile for a budget; a choice that does not depend on inputs is remembered."""
         if not isinstance(budget, Budget):
             raise SpecError(f"a budget is a t3c.Budget, got {type(budget).__name__}")
+        memory, candidates = self._memory, self.candidates
         asked, raised = self.signals.asked, self.alarm.raised
-        seen = inputs if self._looks else None
-        candidates, key = self.candidates, (budget, asked, raised)
-        chosen_of, chosen = self._memory
-        if candidates is not chosen_of or len(chosen) >= REMEMBERED:
+        same = memory.of is candidates and memory.asked is asked and memory.raised is raised
+        if not same or len(memory.choices) >= REMEMBERED:
             self._check_some(candidates)
-            chosen = {}
-            self._memory = candidates, chosen
-        if seen is None and (known := chosen.get(key)) is not None:
+            memory = self._memory = Memory(candidates, asked, raised, {})
+        seen = inputs if self._looks else None
+        if seen is None and (known := memory.choices.get(budget)) is not None:
             return known
         choice = select(candidates, budget, self._proposal(budget, seen))
         if asked.steps and raised is None:
@@ -73,7 +82,7 @@ class Chooser:
         if raised is not None:
             choice = made_safer(choice, candidates, budget, raised.trusted)
         if seen is None:
-            chosen[key] = choice
+            memory.choices[budget] = choice
         return choice
 
     def named(self, profile: str) -> Choice:

@@ -26,15 +26,16 @@ def float_outputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> fro
     made = {output for node in graph.node for output in node.output}
 
     def ends_rounded(tensor: str) -> bool:
-        if tensor in rounded:
-            return True
-        reading = readers.get(tensor, [])
-        if len(reading) != 1 or reading[0].domain == ELASTIC_DOMAIN:
-            return False
-        node = reading[0]
-        others = [name for name in node.input if name != tensor and name in made]
-        alone = node.op_type in PASSING or (node.op_type == "Add" and not others)
-        return alone and ends_rounded(node.output[0])
+        while tensor not in rounded:
+            reading = readers.get(tensor, [])
+            if len(reading) != 1 or reading[0].domain == ELASTIC_DOMAIN:
+                return False
+            node = reading[0]
+            others = [name for name in node.input if name != tensor and name in made]
+            if node.op_type not in PASSING and (node.op_type != "Add" or others):
+                return False
+            tensor = node.output[0]
+        return True
 
     return frozenset(
         elastic_layer(node)

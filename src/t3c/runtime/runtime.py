@@ -8,11 +8,10 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -44,8 +43,7 @@ COPIES = 2  # of a graph's constants in a compiled session: as read, and as kern
 NO_LIMIT = Budget()
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """An output with what it stands for: the profile, its certificate, and warnings.
 
     `outputs` are all the model has, `output` is the first; `flagged` says that activations have
@@ -112,7 +110,7 @@ class Runtime:
         for name, reason in placed.refused.items():
             self.chooser.refuse(name, reason)
         self.chooser.check_some_left()
-        self.check = Checking(artifact.manifest.model)
+        self.check = Checking(artifact.manifest.model).arrays
         self._refusing = threading.Lock()
         self._said: set[str] = set()
         self._weights: dict[str, int] = {}
@@ -180,8 +178,11 @@ class Runtime:
         else:
             choice = self.chooser.named(self.chain[profile].name)
         choice, lease = self.lease(choice, named=profile is not None)
-        with lease as session:
-            return self.serve(arrays, choice, session, budget)
+        try:
+            outputs, shift = self.run(choice.profile, lease.session, arrays)
+        finally:
+            lease.release()
+        return self.told(outputs, choice, budget, shift)
 
     async def answer_async(
         self,
@@ -257,13 +258,6 @@ class Runtime:
                     raise
                 choice = self._fall_back(choice, error)
 
-    def serve(
-        self, arrays: list[Array], choice: Choice, session: Session, budget: Budget | None
-    ) -> Answer:
-        """The answer of a session that is held."""
-        outputs, shift = self.run(choice.profile, session, arrays)
-        return self.told(outputs, choice, budget, shift)
-
     def told(
         self, outputs: list[Array], choice: Choice, budget: Budget | None, shift: Shift | None
     ) -> Answer:
@@ -284,7 +278,13 @@ class Runtime:
             outputs[0], profile, certificate, choice.reason, warnings, shift, choice.flagged,
             tuple(outputs),
         )  # fmt: skip
-        self._note(answer)
+        self._last.answer = answer
+        self.counters.add("calls", profile)
+        if self._serving != profile:
+            self._note_swap(answer)
+        for warning in warnings:
+            if warning not in self._said:  # each once: it may come with every call
+                self._note_warning(answer, warning)
         return answer
 
     def run(
@@ -292,32 +292,30 @@ class Runtime:
     ) -> tuple[list[Array], Shift | None]:
         """The outputs, and what the monitor says where this call is watched."""
         try:
-            return self._run(profile, session, arrays)
+            watch = self.watches.get(profile) if self.watches else None
+            if watch is None or not watch.turn():
+                return session.run(arrays), None
+            return self._run_watched(profile, watch, session, arrays)
         except EngineError as error:
             self.counters.add("errors", profile)
             self.counters.event("errors", profile=profile, error=error)
             raise
 
-    def _note(self, answer: Answer) -> None:
-        self._last.answer = answer
-        self.counters.add("calls", answer.profile)
+    def _note_swap(self, answer: Answer) -> None:
         before, self._serving = self._serving, answer.profile
-        if before is not None and before != answer.profile:
+        if before is not None:
             self.counters.add("swaps", answer.profile)
             self.counters.event("swap", before=before, after=answer.profile, why=answer.reason)
-        for warning in answer.warnings:
-            if warning not in self._said:  # each once: it may come with every call
-                if len(self._said) >= REMEMBERED:
-                    self._said.clear()
-                self._said.add(warning)
-                self.counters.event("warning", profile=answer.profile, message=warning)
 
-    def _run(
-        self, profile: str, session: Session, arrays: list[Array]
+    def _note_warning(self, answer: Answer, warning: str) -> None:
+        if len(self._said) >= REMEMBERED:
+            self._said.clear()
+        self._said.add(warning)
+        self.counters.event("warning", profile=answer.profile, message=warning)
+
+    def _run_watched(
+        self, profile: str, watch: Watch, session: Session, arrays: list[Array]
     ) -> tuple[list[Array], Shift | None]:
-        watch = self.watches.get(profile)
-        if watch is None or not watch.turn():
-            return session.run(arrays), None
         try:
             lease = self.pool.lease(profile + WATCHED)
         except EngineError as error:  # what cannot be watched is still answered

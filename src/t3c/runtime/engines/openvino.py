@@ -99,16 +99,23 @@ class OpenVINOSession:
         self.engine = engine
         self.model = model
         self.declared = declared or {}
+        sizes = [size for shape, _ in self.declared.values() for size in shape[1:]]
+        self.fixed = None not in sizes  # then it has no states either, whose length is free
         self.digest = graph_digest(model) if isinstance(model, bytes) else None
         self.lock = threading.Lock()
         self.compiled: dict[Shapes, Compiled] = {}
         self.local = threading.local()
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        arrays = contiguous(completed(inputs, self.declared))
-        request = self.request(self._compiled_for(arrays))
+        if self.fixed and len(inputs) == 1 and inputs[0].flags.c_contiguous:
+            request = self.request((inputs[0].shape,))
+            feeds = {0: inputs[0]}
+        else:
+            arrays = contiguous(completed(inputs, self.declared))
+            request = self.request(self._compiled_for(arrays))
+            feeds = dict(enumerate(arrays))
         try:
-            request.infer(dict(enumerate(arrays)), share_inputs=True)
+            request.infer(feeds, share_inputs=True)
         except RuntimeError as error:
             raise EngineError(f"OpenVINO cannot run: {_reason(error)}") from error
         return [np.array(output.data) for output in request.output_tensors]
@@ -127,12 +134,13 @@ class OpenVINOSession:
         """This thread's request for inputs of these shapes."""
         requests: dict[Shapes, tuple[Compiled, ov.InferRequest]]
         requests = self.local.__dict__.setdefault("requests", {})
-        if shapes not in requests:
+        known = requests.get(shapes)
+        if known is None:
             _make_room(requests)
             compiled = self._compile(shapes)
             # The request does not keep the mapped file, the pair does.
-            requests[shapes] = compiled, compiled.model.create_infer_request()
-        return requests[shapes][1]
+            known = requests[shapes] = compiled, compiled.model.create_infer_request()
+        return known[1]
 
     def _compile(self, shapes: Shapes) -> Compiled:
         with self.lock:
