@@ -31,16 +31,8 @@ from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.errors import T3CError
 from t3c.experiments.figures import Figure, finish
-from t3c.experiments.fuzz import (
-    Content,
-    Guard,
-    load_all,
-    mutate,
-    mutate_json,
-    open_manifest,
-    read_folder,
-    write_folder,
-)
+from t3c.experiments.fuzz import Guard, load_all, open_manifest
+from t3c.experiments.mutations import Content, mutate, mutate_json, read_folder, write_folder
 from t3c.runtime.engines import open_engine
 
 OUT = Path("out/bench-fuzz.json")

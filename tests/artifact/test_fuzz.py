@@ -22,16 +22,14 @@ from t3c.artifact.reader import LEDGER, Artifact
 from t3c.artifact.upgrade import upgraded
 from t3c.cost.proxy import Proxy
 from t3c.errors import CorruptError, SpecError, T3CError, VersionError
-from t3c.experiments.fuzz import (
+from t3c.experiments.fuzz import Guard, load_all, open_manifest
+from t3c.experiments.mutations import (
     Content,
-    Guard,
-    load_all,
     mutate,
     mutate_graph,
     mutate_json,
     mutate_tensors,
     mutation_of,
-    open_manifest,
     read_folder,
     sealed,
     write_folder,

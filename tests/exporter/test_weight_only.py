@@ -15,11 +15,12 @@ from conftest import quick, supply_times
 from t3c.artifact.manifest import RANGES
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_, state_of
-from t3c.errors import SpecError
+from t3c.errors import EngineError, SpecError
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.runtime.int4 import products
+from t3c.runtime.tensorrt import write_tensorrt
 
 CONFIG = ExportConfig(
     activations="float", worst_drift=1.0, profiles=3, calibration=quick(3),
@@ -89,6 +90,13 @@ def test_a_part_of_it_answers_the_same(
     x = np.ones((2, 64), np.float32)
     np.testing.assert_array_equal(part(x), whole(x, profile="tiny"))
     assert part.artifact.weight_only
+
+
+def test_it_is_not_for_tensorrt(exported: tuple[nn.Module, Exported], tmp_path: Path) -> None:
+    artifact = Artifact(exported[1].path)
+    with pytest.raises(EngineError, match="its activations are float"):
+        write_tensorrt(artifact, artifact.manifest.chain["max"], tmp_path / "max.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_activations_are_one_or_the_other() -> None:

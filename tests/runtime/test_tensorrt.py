@@ -24,7 +24,7 @@ from t3c.convert import elasticize_, state_of
 from t3c.errors import EngineError
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.content import topology, write
-from t3c.runtime import tensorrt
+from t3c.runtime import tensorrt, tensorrt_rules
 from t3c.runtime.assemble import activation_grid, assemble, candidate_groups
 from t3c.runtime.engines import open_engine
 from t3c.runtime.engines.torch import TorchSession
@@ -522,7 +522,7 @@ def test_every_tensor_must_be_in_the_file_and_the_file_not_too_large(
         model.CopyFrom(good)
         name, _ = outside(model, lambda options, at=index: options[at])
         assert f"initializer {name!r}: lies outside of the file" in problems(model)
-    monkeypatch.setattr(tensorrt, "LIMIT_BYTES", good.ByteSize())
+    monkeypatch.setattr(tensorrt_rules, "LIMIT_BYTES", good.ByteSize())
     assert problems(good) == [f"model: {good.ByteSize()} bytes are more than one file may hold"]
 
 

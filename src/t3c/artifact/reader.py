@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import NodeProto, TensorProto, numpy_helper
 from safetensors import SafetensorError, safe_open
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.folder import MANIFEST, recover
+from t3c.artifact.hostile import check_graph
 from t3c.artifact.ledger import Certification, Ledger, ParityEntry
 from t3c.artifact.manifest import (
     CONTENT,
     CONTROLLER,
     DENSE,
-    ELASTIC_DOMAIN,
     FACTORS,
     GRAPH,
-    OPSET,
     RANGES,
     LayerEntry,
     check_plain,
-    elastic_kind,
-    elastic_layer,
     load_manifest,
     parse,
     read_plain,
@@ -42,17 +37,11 @@ from t3c.control.proposed import Controlled
 from t3c.control.token import About
 from t3c.errors import ArtifactError, CorruptError, SpecError
 from t3c.files import locked, write_atomic
-from t3c.spec import Factorization, LayerPoint, LayerSpec
+from t3c.spec import LayerPoint
 
 LEDGER, DEVICES = "ledger.json", "devices"
 STORED = ("BOOL", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8")  # types of tensors
 WIDEST = 1e30  # activation: products of it are still numbers
-ONNX = ("", "ai.onnx")  # names of the domain of its own operations
-NUMBERS = (
-    TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT8,
-    TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.UINT16,
-    TensorProto.UINT32, TensorProto.UINT64,
-)  # fmt: skip
 LEDGER_SECONDS = 30.0  # to wait for another process that is adding to it
 
 
@@ -92,7 +81,7 @@ class Artifact:
                 wanted = [entry.name for entry in self.manifest.model.inputs]
                 if [value.name for value in model.graph.input][: len(wanted)] != wanted:
                     raise SpecError("its inputs are not the manifest's")
-                _check_graph(model, self.manifest.specs)
+                check_graph(model, self.manifest.specs)
                 self._checked = True
         except (DecodeError, SpecError, UnicodeDecodeError) as error:
             raise CorruptError(f"{self.path / GRAPH}: {error}") from error
@@ -229,72 +218,3 @@ def sha256_file(path: Path) -> str:
     """The hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_graph(model: onnx.ModelProto, specs: Mapping[str, LayerSpec]) -> None:
-    """Refuse what is more than operations of ONNX, constants and uses of known layers.
-
-    Engines are not made to be given anything else: a body of a loop, a file to read.
-    """
-    graph = model.graph
-    texts = [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
-    for node in graph.node:
-        texts += [node.name, node.op_type, node.domain, *node.input, *node.output]
-    if not all(isinstance(text, str) for text in texts):  # protobuf gives bytes for what is none
-        raise SpecError("it has a name that is no text")
-    if any(entry.version != OPSET for entry in model.opset_import if entry.domain in ONNX):
-        raise SpecError(f"its operations are not of opset {OPSET}")
-    if model.functions or model.training_info or graph.sparse_initializer:
-        raise SpecError("functions, training and sparse constants are not for artifacts")
-    for node in graph.node:
-        if not node.output or not node.output[0]:
-            raise SpecError(f"{node.name!r} has no output")
-        if node.domain == ELASTIC_DOMAIN:
-            _check_elastic(node, specs)
-        elif node.domain not in ONNX:
-            raise SpecError(f"{node.name!r} is an operation of {node.domain!r}, not of ONNX")
-        if any(a.HasField("g") or a.graphs or a.HasField("sparse_tensor") for a in node.attribute):
-            raise SpecError(f"{node.name!r} has a graph of its own, or a sparse constant")
-    for tensor in _constants(graph):
-        _check_constant(tensor)
-    try:
-        onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as error:
-        raise SpecError(str(error).strip().splitlines()[0]) from error
-
-
-def _check_elastic(node: NodeProto, specs: Mapping[str, LayerSpec]) -> None:
-    layer = elastic_layer(node)
-    if layer not in specs:
-        raise SpecError(f"the graph names an unknown layer {layer!r}")
-    spec = specs[layer]
-    kind = elastic_kind(node, spec)
-    kinds = ("conv",) if spec.convolution else ("linear", "embedding")
-    if kind not in kinds or (kind == "embedding" and spec.factorization is not Factorization.NONE):
-        raise SpecError(f"{layer!r} cannot be used as {kind!r}")
-    if node.op_type != "Elastic" or not 1 <= len(node.input) <= 2 or len(node.output) != 1:
-        raise SpecError(f"{node.name!r}: an elastic layer has an input, maybe a bias, an output")
-    if not all(node.input):
-        raise SpecError(f"{node.name!r} has an input without a name")
-
-
-def _constants(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
-    for attribute in (a for node in graph.node for a in node.attribute):
-        yield from attribute.tensors
-        if attribute.HasField("t"):
-            yield attribute.t
-
-
-def _check_constant(tensor: TensorProto) -> None:
-    if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
-        raise SpecError(f"{tensor.name!r} lies outside of the graph")
-    if tensor.data_type not in NUMBERS or min(tensor.dims, default=0) < 0:
-        raise SpecError(f"{tensor.name!r} is no constant of numbers")
-    # No number takes less than a byte, so what is allocated is never more than was read.
-    if prod(tensor.dims) > tensor.ByteSize():
-        raise SpecError(f"{tensor.name!r} does not hold what its sizes {list(tensor.dims)} say")
-    try:
-        numpy_helper.to_array(tensor)
-    except (ValueError, TypeError) as error:
-        raise SpecError(f"{tensor.name!r}: {error}") from error

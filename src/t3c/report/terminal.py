@@ -44,11 +44,14 @@ def summarize(artifact: Artifact, verified: bool) -> dict[str, Any]:
         "t3c_version": manifest.t3c_version,
         "content": artifact.content,
         "verified": verified,
+        "trimmed_from": manifest.trimmed_from,
         "bytes": artifact.size_on_disk(),
+        "content_bytes": artifact.content_bytes(),
         "model": manifest.model.model_dump(mode="json", exclude={"quantized"}),
         "layers": len(manifest.layers),
         "profiles": rows,
         "devices": [t.device.key for t in devices],
+        "parity": [row.model_dump(mode="json") for row in ledger.parity] if ledger else [],
     }
 
 
@@ -92,6 +95,7 @@ def answer_json(runtime: Runtime, answer: Answer) -> dict[str, Any]:
 def explain_choice(runtime: Runtime, answer: Answer, budget: Budget) -> list[dict[str, Any]]:
     """Every profile as the choice saw it, and why it was or was not chosen."""
     told = explain(runtime.candidates, budget, answer.profile)
+    told |= {name: f"does not run here: {reason}" for name, reason in runtime.refused.items()}
     return [
         {
             "profile": c.profile,
@@ -104,7 +108,7 @@ def explain_choice(runtime: Runtime, answer: Answer, budget: Budget) -> list[dic
             "chosen": c.profile == answer.profile,
             "why": told[c.profile],
         }
-        for c in runtime.candidates
+        for c in runtime.placed.candidates
     ]
 
 
@@ -125,7 +129,7 @@ def table_json(table: DeviceTable, path: str) -> dict[str, Any]:
                 **asdict(latency),
                 "guard": table.guard(name),
                 "factored": sum(
-                    form is Form.FACTORED for form in table.forms.get(name, {}).values()
+                    form is not Form.DENSE for form in table.forms.get(name, {}).values()
                 ),
                 **(table.starts[name].model_dump() if name in table.starts else {}),
                 "energy_mj": table.energy_mj.get(name),

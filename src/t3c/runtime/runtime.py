@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ import onnx
 
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
-from t3c.artifact.shift import ShiftModel
 from t3c.control.proposed import Controlled
 from t3c.errors import EngineError, SpecError
 from t3c.runtime.adapt import Alarm
@@ -29,12 +27,13 @@ from t3c.runtime.counters import Counters
 from t3c.runtime.engines import Session, open_engine
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.measured import example_inputs
-from t3c.runtime.monitor import Monitor, MonitorConfig, Shift
+from t3c.runtime.monitor import MonitorConfig, Shift
 from t3c.runtime.placed import Placed
 from t3c.runtime.pool import Lease, Pool
 from t3c.runtime.rejected import rejected_tiles
 from t3c.runtime.select import Candidate, Choice, cap_warnings
 from t3c.runtime.signals import Signals
+from t3c.runtime.watches import Watch, find_watches
 from t3c.runtime.watching import features, watched
 from t3c.spec import Budget, Certificate, Profile
 
@@ -58,19 +57,6 @@ class Answer(NamedTuple):
     shift: Shift | None = None
     flagged: bool = False
     outputs: tuple[Array, ...] = ()
-
-
-class Watch:
-    """What watches the activations of a profile, and which calls it sees."""
-
-    def __init__(self, model: ShiftModel, config: MonitorConfig) -> None:
-        self.model = model
-        self.monitor = Monitor(model, rate=config.rate, seed=config.seed)
-        self._calls, self._every = itertools.count(), config.every
-
-    def turn(self) -> bool:
-        """Whether this call is one to watch."""
-        return next(self._calls) % self._every == 0
 
 
 class Runtime:
@@ -119,7 +105,7 @@ class Runtime:
         cap = None if memory_mb is None else int(memory_mb * 1e6)
         self.pool = Pool(self._compile, self._weights.__getitem__, cap, self._tell)
         self.on_shift: Callable[[Shift], object] = lambda shift: None
-        self.watches = self._find_watches(monitor) if monitor else {}
+        self.watches = find_watches(placed, monitor) if monitor else {}
 
     @property
     def inputs(self) -> tuple[TensorEntry, ...]:
@@ -372,20 +358,6 @@ class Runtime:
 
     def _last_answer(self) -> Answer | None:
         return getattr(self._last, "answer", None)
-
-    def _find_watches(self, config: MonitorConfig) -> dict[str, Watch]:
-        """What watches each profile whose certification has a model of its activations."""
-        models = {
-            name: certification.monitors[name]
-            for name, (_, certification) in self.placed.certified.items()
-            if name in certification.monitors
-        }
-        if not models:
-            raise SpecError(
-                f"{self.artifact.path}: nothing to monitor by: certify it on {self.engine.name} "
-                "with t3c certify"
-            )
-        return {name: Watch(model, config) for name, model in models.items()}
 
 
 def load(
