@@ -13,6 +13,7 @@ from t3c.files import write_atomic
 from t3c.report.certificates import figures_picture
 from t3c.report.cost import cost_picture
 from t3c.report.fidelity import fidelity_picture
+from t3c.report.runtime import sizes_picture
 from t3c.report.training import training_picture
 
 DOCS, OUT = Path("docs"), Path("out")
@@ -39,6 +40,10 @@ def main() -> int:
         tables = train["tables"]
         picture = training_picture(tables.get("profiles", []), tables.get("policies", []))
         write_atomic(DOCS / "training.svg", picture.encode())
+    runtime = _read("bench-runtime")
+    if runtime and runtime["tables"].get("sizes"):
+        picture = sizes_picture(runtime["tables"]["sizes"])
+        write_atomic(DOCS / "sizes.svg", picture.encode())
     cost = _read("bench-cost")
     if cost:
         write_atomic(DOCS / "cost.svg", cost_picture(cost["tables"]["held_out"]).encode())

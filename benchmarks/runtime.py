@@ -24,7 +24,7 @@ from t3c.runtime.runtime import Runtime
 
 OUT, WORK = Path("out/bench-runtime.json"), Path("out/bench-runtime")
 FUZZED = Path("out/bench-fuzz.json")
-SWAPS = {"digits": 2000, "stories15m": 300, "resnet-50": 200}
+SWAPS = {"digits": 5000, "stories15m": 1500, "resnet-50": 600}
 CALLS = 100_000
 Rows = list[dict[str, Any]]
 Tables = dict[str, Rows]
@@ -33,11 +33,14 @@ Tables = dict[str, Rows]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="one part: digits, stories15m, resnet-50, threads or fuzz")
+    parser.add_argument("--reuse", action="store_true", help="do not export again what is there")
     parser.add_argument("--resume", action="store_true", help="keep what was measured before")
     given = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
     tables = _read() if given.resume else {}
-    parts: dict[str, Callable[[], Tables]] = {name: _model(name) for name in subjects()}
+    parts: dict[str, Callable[[], Tables]] = {
+        name: _model(name, given.reuse) for name in subjects()
+    }
     parts |= {"threads": _threads, "fuzz": _fuzz}
     if given.only not in (None, *parts):
         parser.error(f"--only is one of {', '.join(parts)}")
@@ -55,14 +58,18 @@ def main() -> int:
     return finish(OUT, figures(tables), tables)
 
 
-def _model(name: str) -> Callable[[], Tables]:
+def _model(name: str, reuse: bool) -> Callable[[], Tables]:
     """What is measured of one model: bytes, swaps, memory, cold starts, parity."""
 
     def measure() -> Tables:
         subject = subjects()[name]()
-        say(f"{name}: exporting")
-        with progress() as bar:
-            artifact = make(subject, WORK, say, watcher(bar))
+        path = WORK / f"{name}.t3c"
+        if reuse and path.exists():
+            artifact = Artifact(path)
+        else:
+            say(f"{name}: exporting")
+            with progress() as bar:
+                artifact = make(subject, WORK, say, watcher(bar))
         say(f"{name}: sizes")
         sizes = size_rows(artifact, WORK / f"{name}.onnx", subject.calibration, WORK)
         say(f"{name}: swaps")
@@ -81,7 +88,7 @@ def _model(name: str) -> Callable[[], Tables]:
 def _parity(artifact: Artifact, model: str) -> Rows:
     ledger = artifact.ledger()
     rows = ledger.parity if ledger else ()
-    keys = ("engine", "profile", "samples", "stored", "rounded", "largest", "reason")
+    keys = ("engine", "profile", "samples", "stored", "rounding", "rounded", "largest", "reason")
     return [{"model": model, **{key: getattr(row, key) for key in keys}} for row in rows]
 
 
@@ -118,15 +125,16 @@ def figures(tables: Tables) -> list[Figure]:
             Figure(f"{model}.artifact_over_max", whole / largest, 1.4),
         ]
     for row in tables.get("swaps", []):
-        name = f"{row['model']}.{row['profile']}.swap_p99_over_ms"
-        found.append(Figure(name, row["over_ms"], row["allowed_ms"]))
+        if row["profile"] == "all":  # of one profile there are too few calls for a p99 to be steady
+            name = f"{row['model']}.swap_p99_over_plain_ms"
+            found.append(Figure(name, row["over_ms"], row["allowed_ms"]))
     for row in tables.get("threads", []):
         found += [Figure(f"{row['engine']}.{kind}", row[kind], 0) for kind in ("lost", "mixed")]
     for row in tables.get("overhead", []):
         found.append(Figure(f"{row['engine']}.overhead", row["runtime_p50"] - 1, 0.05))
     for row in tables.get("parity", []):
         name = f"{row['model']}.{row['engine']}.{row['profile']}.parity"
-        found.append(Figure(name, row["rounded"], 0.02))
+        found.append(Figure(name, row["rounded"], max(0.02, 0.5 * (row["rounding"] or 0))))
     for row in tables.get("fuzz_figures", []):
         least = row["name"] != "crashes"
         found.append(Figure(f"fuzz.{row['name']}", row["value"], row["limit"], at_least=least))

@@ -155,9 +155,10 @@ class Certification(Record):
 class ParityEntry(Record):
     """How far an engine's outputs of a profile are from torch's, on `samples` samples.
 
-    `stored` is what is stored, run in float, against the model it was made of, and `rounded` the
-    engine against torch on the same rounded graph, both relative to the norm of the output;
-    `largest` is the largest difference of one value of the latter, relative to the largest output.
+    `stored` is what is stored, run in float, against the model it was made of, `rounding` what
+    rounding activations makes of that in torch, and `rounded` the engine against torch on the same
+    rounded graph, all relative to the norm of the output; `largest` is the largest difference of
+    one value of the last, relative to the largest output.
     `reason` says why the engine is not to run the profile, if it is not.
     """
 
@@ -167,6 +168,7 @@ class ParityEntry(Record):
     profile: str
     samples: int
     stored: float | None = Field(ge=0)
+    rounding: float | None = Field(ge=0)
     rounded: float | None = Field(ge=0)
     largest: float | None = Field(ge=0)
     reason: str = ""

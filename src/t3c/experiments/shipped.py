@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import openvino as ov
 import torch
 from torch import nn
 
@@ -108,19 +109,39 @@ def _others(
     found = []
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         if artifact.weight_only:
-            int8 = nncf.compress_weights(engine.read(raw), mode=nncf.CompressWeightsMode.INT8_SYM)
+            int8 = nncf.compress_weights(_read(raw, engine), mode=nncf.CompressWeightsMode.INT8_SYM)
             found.append(("nncf int8", bytes_on_disk(int8), "weights alone"))
         else:
             made = ptq8(raw, arrays(samples)[0][:64], engine)
             found.append(("nncf int8", made.size_bytes, "ptq8"))
         int4 = nncf.compress_weights(
-            engine.read(raw), mode=nncf.CompressWeightsMode.INT4_SYM, ratio=1.0, group_size=-1,
+            _read(raw, engine), mode=nncf.CompressWeightsMode.INT4_SYM, ratio=1.0, group_size=-1,
             all_layers=True,
         )  # fmt: skip
         found.append(
             ("nncf int4", bytes_on_disk(int4), "weights alone; convolutions as it has them")
         )
     return found
+
+
+def _read(raw: bytes, engine: OpenVINO) -> ov.Model:
+    """A model whose products turn their weights themselves: NNCF leaves weights alone that a node
+    of their own turns, and a table that is tied to them is to stay one constant."""
+    model = engine.read(raw)
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "MatMul":
+            continue
+        turned = node.input_value(1).get_node()
+        if turned.get_type_name() != "Transpose":
+            continue
+        weight = turned.input_value(0)
+        if weight.get_node().get_type_name() == "Constant" and len(weight.get_shape()) == 2:
+            product = ov.opset13.matmul(node.input_value(0), weight, False, True)
+            ov.utils.replace_node(
+                node, product.get_node() if hasattr(product, "get_node") else product
+            )
+    model.validate_nodes_and_infer_types()
+    return model
 
 
 def _digits() -> Subject:

@@ -28,7 +28,7 @@ from t3c.evidence.drifts import arrays, model_reference, program_reference
 from t3c.evidence.original import beside, to_original
 from t3c.exporter import content
 from t3c.exporter.allocate import PROPOSALS, Allocated, Proposals, Wanted, allocate
-from t3c.exporter.parity import engine_parity, other_engines, stored_differences
+from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
 from t3c.runtime.calibrate import CalibrationConfig, calibrate
@@ -183,7 +183,7 @@ def export(
             artifact.add_device(table)
             runtime = Runtime(artifact, config.engine, config.threads)
             say("checking each profile against torch")
-            stored = stored_differences(model, artifact, checked)
+            stored = stored_profiles(model, artifact, checked)
             parity = engine_parity(runtime, checked, stored)
             if all(row.ok for row in parity):
                 break

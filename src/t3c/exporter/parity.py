@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.runtime import Runtime
 
 STORED_TOLERANCE, ENGINE_TOLERANCE = 1e-3, 0.02
+# Engines sum in another order, so here and there a value is rounded the other way, and in a deep
+# network one such step leads to the next: a difference of what rounding itself does is no fault.
+ROUNDING_SHARE = 0.5
 REFERENCE = "torch"
 
 
@@ -30,19 +34,27 @@ def model_outputs(model: nn.Module, samples: Inputs) -> Array:
     return np.concatenate([call(model, b).numpy() for b in batches_of(samples, BATCH)])
 
 
-def stored_differences(model: nn.Module, artifact: Artifact, samples: Inputs) -> dict[str, float]:
-    """How far each profile as it is stored, in float, is from the model."""
+@dataclass(frozen=True)
+class Stored:
+    """A profile as it is stored, in float: its outputs, and how far they are from the model's."""
+
+    outputs: Array
+    difference: float
+
+
+def stored_profiles(model: nn.Module, artifact: Artifact, samples: Inputs) -> dict[str, Stored]:
+    """Each profile as it is stored, beside the model."""
     given, found = arrays(samples), {}
     for profile in artifact.manifest.chain:
         with at(model, profile):
             wanted = model_outputs(model, samples)
-        stored = session_outputs(float_session(artifact, profile), given)
-        found[profile.name] = difference(stored, wanted)
+        outputs = session_outputs(float_session(artifact, profile), given)
+        found[profile.name] = Stored(outputs, difference(outputs, wanted))
     return found
 
 
 def engine_parity(
-    runtime: Runtime, samples: Inputs, stored: Mapping[str, float]
+    runtime: Runtime, samples: Inputs, stored: Mapping[str, Stored]
 ) -> list[ParityEntry]:
     """Each profile on an engine against torch on the same graph; what is too far has a reason."""
     return [_row(runtime, name, arrays(samples), stored[name]) for name in stored]
@@ -59,14 +71,15 @@ def other_engines(runtime: Runtime) -> Iterator[Runtime]:
             continue
 
 
-def _row(runtime: Runtime, profile: str, given: list[Array], stored: float) -> ParityEntry:
-    rounded = largest = None
+def _row(runtime: Runtime, profile: str, given: list[Array], stored: Stored) -> ParityEntry:
+    rounding = rounded = largest = None
     reason = ""
-    if not stored <= STORED_TOLERANCE:
-        reason = f"stored weights differ from the model's by {stored:.3g}"
+    if not stored.difference <= STORED_TOLERANCE:
+        reason = f"stored weights differ from the model's by {stored.difference:.3g}"
     else:
         graph = runtime.graph(runtime.chain[profile])
         reference = session_outputs(TorchSession(graph), given)
+        rounding = difference(reference, stored.outputs[: len(reference)])
         try:
             outputs = session_outputs(runtime.session(profile), given)
         except EngineError as error:
@@ -75,12 +88,14 @@ def _row(runtime: Runtime, profile: str, given: list[Array], stored: float) -> P
             rounded = difference(outputs, reference)
             size = max(float(np.abs(reference).max()), 1e-12)
             largest = float(np.abs(outputs - reference).max()) / size
-            if not rounded <= ENGINE_TOLERANCE:
-                reason = f"differs from torch by {rounded:.3g}, more than {ENGINE_TOLERANCE:g}"
+            allowed = max(ENGINE_TOLERANCE, ROUNDING_SHARE * rounding)
+            if not rounded <= allowed:
+                reason = f"differs from torch by {rounded:.3g}, more than {allowed:.3g}"
     return ParityEntry(
         engine=runtime.engine.name, engine_version=runtime.engine.version,
         weight_bits=runtime.device.weight_bits, profile=profile, samples=len(given[0]),
-        stored=_finite(stored), rounded=_finite(rounded), largest=_finite(largest), reason=reason,
+        stored=_finite(stored.difference), rounding=_finite(rounding), rounded=_finite(rounded),
+        largest=_finite(largest), reason=reason,
     )  # fmt: skip
 
 

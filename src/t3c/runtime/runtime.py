@@ -38,7 +38,8 @@ from t3c.runtime.watching import features, watched
 from t3c.spec import Budget, Certificate, Profile
 
 WATCHED = " watched"  # behind a profile's name: its session that also tells of activations
-COPIES = 2  # of a graph's constants in a compiled session: as read, and as kernels want them
+# What a compiled session takes: copies of its graph's constants, and besides.
+COPIES, SESSION_BYTES = 4, 6_000_000
 NO_LIMIT = Budget()
 
 
@@ -333,7 +334,7 @@ class Runtime:
             graph = watched(graph, model.tensors, limits)
         session = self.engine.compile(graph)
         session.run(example_inputs(self.artifact))
-        self._weights[key] = COPIES * graph.ByteSize()
+        self._weights[key] = COPIES * graph.ByteSize() + SESSION_BYTES
         return session
 
     def _fall_back(self, choice: Choice, error: EngineError) -> Choice:
