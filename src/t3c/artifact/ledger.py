@@ -168,7 +168,7 @@ class ParityEntry(Record):
     profile: str
     samples: int
     stored: float | None = Field(ge=0)
-    rounding: float | None = Field(ge=0)
+    rounding: float | None = Field(default=None, ge=0)
     rounded: float | None = Field(ge=0)
     largest: float | None = Field(ge=0)
     reason: str = ""
