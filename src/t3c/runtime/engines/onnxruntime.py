@@ -213,10 +213,14 @@ class ONNXRuntimeSession:
     def __init__(self, session: ort.InferenceSession) -> None:
         self.session = session
         self.declared = {value.name: _declared(value) for value in session.get_inputs()}
+        self.only = next(iter(self.declared)) if len(self.declared) == 1 else None
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        arrays = contiguous(completed(inputs, self.declared))
-        feeds = dict(zip(self.declared, arrays, strict=True))
+        if self.only and len(inputs) == 1 and inputs[0].flags.c_contiguous:
+            feeds = {self.only: inputs[0]}
+        else:
+            arrays = contiguous(completed(inputs, self.declared))
+            feeds = dict(zip(self.declared, arrays, strict=True))
         try:
             return list(self.session.run(None, feeds))
         except ERRORS as error:
