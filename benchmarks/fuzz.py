@@ -307,7 +307,7 @@ def guided(raws: list[bytes], options: list[str]) -> int:
     try:
         import atheris  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        print("atheris is not installed: pip install atheris", file=sys.stderr)
+        print("atheris is not installed: pip install 't3c[fuzz]'", file=sys.stderr)
         return 1
     for name in [name for name in sys.modules if name.startswith(("t3c.artifact.", "t3c.spec"))]:
         del sys.modules[name]
