@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from t3c.artifact.devices import DeviceTable, LayerTiming, explain_forms
 from t3c.artifact.manifest import DENSE
 from t3c.artifact.reader import Artifact
+from t3c.artifact.trim import trim
 from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.cost.work import layer_work, stage_work
 from t3c.errors import CorruptError, SpecError
@@ -128,6 +129,16 @@ def test_an_artifact_knows_how_to_align_its_linear_layers(net: Written) -> None:
             assert spec.forms(point) == (Form.FACTORED, Form.DENSE, Form.ALIGNED)
     top = artifact.manifest.chain["max"].points
     assert all(artifact.entries[n].spec.forms(p) == (Form.DENSE,) for n, p in top.items())
+
+
+def test_a_part_keeps_the_columns_it_needs(net: Written, tmp_path: Path) -> None:
+    part = trim(net.artifact, ["tiny"], tmp_path / "part.t3c")
+    kept = {name for name in part.dense() if name.startswith("aligned/")}
+    points = part.manifest.chain["tiny"].points
+    assert kept == {f"aligned/{name}/{point.rank}" for name, point in points.items()}
+    assert all(entry.spec.aligned == entry.ranks for entry in part.manifest.layers)
+    whole, mine = (graph(one, "tiny", Form.ALIGNED) for one in (net.artifact, part))
+    np.testing.assert_array_equal(TorchSession(mine).run([X])[0], TorchSession(whole).run([X])[0])
 
 
 def test_float_graphs_of_both_forms_are_the_same(net: Written) -> None:

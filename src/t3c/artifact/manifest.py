@@ -30,6 +30,7 @@ ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
 GRAPH, FACTORS, DENSE = "graph.onnx", "factors.safetensors", "dense.safetensors"
 CONTENT = (GRAPH, FACTORS, DENSE)
 CONTROLLER = "controller/"  # what the names of a controller's tensors begin with
+PIVOTS = "aligned/"  # those of the columns that aligned layers keep, by layer and rank
 RANGES = "ranges/"  # and those of a profile's activation ranges
 STATE = "past_"  # what the names of a graph's states begin with
 LARGEST_SAMPLE = 2**25  # numbers of one input: what is allocated before anything is run
@@ -242,6 +243,11 @@ class Manifest(Record):
 
     def size_bytes(self, profile: str) -> int:
         return next(p.size_bytes for p in self.profiles if p.name == profile)
+
+
+def pivots_name(layer: str, rank: int) -> str:
+    """What the columns are called that an aligned layer keeps at a rank."""
+    return f"{PIVOTS}{layer}/{rank}"
 
 
 def elastic_layer(node: NodeProto) -> str:

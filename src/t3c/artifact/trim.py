@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,15 @@ import numpy.typing as npt
 
 from t3c.artifact.card import write_card
 from t3c.artifact.folder import staged
-from t3c.artifact.manifest import RANGES, ControllerEntry, LayerEntry, Manifest, layer_entry
+from t3c.artifact.manifest import (
+    PIVOTS,
+    RANGES,
+    ControllerEntry,
+    LayerEntry,
+    Manifest,
+    layer_entry,
+    pivots_name,
+)
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Tensors
 from t3c.artifact.writer import drafted, write_content
@@ -34,7 +43,7 @@ def trim(artifact: Artifact, profiles: Sequence[str], path: str | Path) -> Artif
     factors: Tensors = {}
     for entry in layers:
         factors |= artifact.trimmed_layer(entry)
-    dense, quantized = _dense(artifact, names)
+    dense, quantized = _dense(artifact, layers, names)
     update = {
         "t3c_version": __version__, "trimmed_from": artifact.content, "layers": layers,
         "profiles": drafted(chain), "controller": _controller(manifest.controller, names),
@@ -62,13 +71,26 @@ def _kept(manifest: Manifest, names: Sequence[str]) -> ProfileChain:
 
 def _layer(entry: LayerEntry, chain: ProfileChain) -> LayerEntry:
     points = [profile.points[entry.spec.name] for profile in chain]
-    return layer_entry(entry.spec, entry.menu, points, folded_norm=entry.layout.folded_norm)
+    ranks = {point.rank for point in points}
+    spec = replace(
+        entry.spec,
+        aligned=tuple(rank for rank in entry.spec.aligned if rank in ranks),
+        unaligned=tuple(pair for pair in entry.spec.unaligned if pair[0] in ranks),
+    )
+    return layer_entry(spec, entry.menu, points, folded_norm=entry.layout.folded_norm)
 
 
-def _dense(artifact: Artifact, names: Sequence[str]) -> tuple[Dense, tuple[str, ...]]:
+def _dense(
+    artifact: Artifact, layers: Sequence[LayerEntry], names: Sequence[str]
+) -> tuple[Dense, tuple[str, ...]]:
     """The tensors that are not elastic, and which have a range in some of the profiles."""
     everything = artifact.dense()
-    kept = {name: value for name, value in everything.items() if not name.startswith(RANGES)}
+    pivots = {pivots_name(e.spec.name, rank) for e in layers for rank in e.ranks}
+    kept = {
+        name: value
+        for name, value in everything.items()
+        if not name.startswith((RANGES, PIVOTS)) or name in pivots
+    }
     known = set().union(*(artifact.ranges(name) for name in names))
     rows = [i for i, tensor in enumerate(artifact.manifest.model.quantized) if tensor in known]
     for name in names if not artifact.weight_only else ():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from t3c.artifact.manifest import LayerEntry
+from t3c.artifact.manifest import LayerEntry, pivots_name
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Tensors, read_layer
 from t3c.errors import CorruptError
@@ -19,7 +19,6 @@ from t3c.factor.aligned import Floats, Indices, align, gauge
 from t3c.runtime.builder import Stage, dequantized, execution_stages
 from t3c.spec import MAX_BITS, Form, LayerPoint, LayerSpec
 
-PIVOTS = "aligned/"  # what the names of kept columns begin with, among the tensors not elastic
 WORST_CONDITION = 1e4
 WORST_ROUNDING = 2.0  # times the error that the factors' own rounding makes
 BLOCK = 32  # rows that are rounded before the others hear of it
@@ -69,11 +68,6 @@ def execution(
     if stages is None:
         raise CorruptError(f"{spec.name}: the columns its aligned form keeps are not independent")
     return Execution(stages, kept)
-
-
-def pivots_name(layer: str, rank: int) -> str:
-    """The tensor that holds the columns a layer keeps at a rank."""
-    return f"{PIVOTS}{layer}/{rank}"
 
 
 def kept_columns(
