@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from t3c.control.knapsack import Allocation
 from t3c.errors import SpecError
 
-# Drift under a tenth of the worst is as good as none: profiles are not spent on telling it apart.
-SPAN = 10.0
 NAMES = ("tiny", "small", "med", "large", "max")
 _FEW = {
     1: ("max",),
@@ -66,22 +64,19 @@ def spread(path: Sequence[Allocation], worst_drift: float, count: int) -> list[A
     """Allocations whose drift falls by equal factors, from the first of use to the last.
 
     Of use is what a first-order estimate puts within `worst_drift` of the original, relative to
-    its output; fewer than `count` where fewer are of use, smallest first. Drifts below 1/SPAN of
-    the first count as that much.
+    its output; fewer than `count` where fewer are of use, smallest first.
     """
     if not path or count < 1:
         raise SpecError(f"cannot choose {count} of {len(path)} allocations")
     useful = [a for a in path if a.drift <= worst_drift] or [path[-1]]
-    high = max(useful[0].drift, 1e-9)
-    drifts = [max(a.drift, high / SPAN) for a in useful]
-    low = drifts[-1]
+    low, high = (max(a.drift, 1e-9) for a in (useful[-1], useful[0]))
     count = min(count, len(useful))
     picked: list[Allocation] = [useful[-1]]
     last = len(useful) - 1
     for index in range(1, count):
         target = low * (high / low) ** (index / (count - 1))
         room = range(count - 1 - index, last)  # as many below as are still to be picked
-        last = min(room, key=lambda i: abs(math.log(drifts[i] / target)))
+        last = min(room, key=lambda i: abs(math.log(max(useful[i].drift, 1e-9) / target)))
         picked.append(useful[last])
     return picked[::-1]
 
@@ -118,8 +113,7 @@ def prune(
 def thin(kept: Sequence[Measured], count: int) -> list[str]:
     """`count` of the profiles of a chain, the first and the last among them, evenly in log drift.
 
-    Where drifts are alike, or below 1/SPAN of the first, evenly in log size. One profile alone is
-    the last.
+    Where drifts are alike, evenly in log size. One profile alone is the last.
     """
     _check_chain(kept)
     if count < 1:
@@ -127,8 +121,7 @@ def thin(kept: Sequence[Measured], count: int) -> list[str]:
     last = len(kept) - 1
     if count > last:
         return [m.name for m in kept]
-    least = max(kept[0].drift / SPAN, 1e-9)
-    scales = [[math.log(max(m.drift, least)) for m in kept], [math.log(m.size) for m in kept]]
+    scales = [[math.log(max(m.drift, 1e-9)) for m in kept], [math.log(m.size) for m in kept]]
     picked = [0] if count > 1 else []
     for step in range(1, count - 1):
         targets = [s[0] + (s[-1] - s[0]) * step / (count - 1) for s in scales]
