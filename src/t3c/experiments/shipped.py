@@ -137,9 +137,7 @@ def _read(raw: bytes, engine: OpenVINO) -> ov.Model:
         weight = turned.input_value(0)
         if weight.get_node().get_type_name() == "Constant" and len(weight.get_shape()) == 2:
             product = ov.opset13.matmul(node.input_value(0), weight, False, True)
-            ov.utils.replace_node(
-                node, product.get_node() if hasattr(product, "get_node") else product
-            )
+            ov.utils.replace_node(node, product)
     model.validate_nodes_and_infer_types()
     return model
 
