@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-fuzz docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit docs
 
 setup: $(STAMP)
 
@@ -50,6 +50,12 @@ bench-runtime: setup
 
 bench-fuzz: setup
 	$(BIN)/python benchmarks/fuzz.py
+
+base: setup
+	$(BIN)/python benchmarks/base.py --test
+
+results-resnet50 results-cifar10-cnn results-cifar10-vit: setup
+	$(BIN)/python benchmarks/results.py $(@:results-%=%)
 
 docs: setup
 	$(BIN)/python benchmarks/docs.py

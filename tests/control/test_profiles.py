@@ -1,4 +1,4 @@
-"""Any number of profiles: names, the spread of drift, what measurement leaves of them."""
+"""Any number of profiles: names, the spread of cost, what measurement leaves of them."""
 
 from __future__ import annotations
 
@@ -46,16 +46,19 @@ def path_of(drifts: list[float]) -> list[Allocation]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
-def test_spread_falls_by_equal_factors(count: int) -> None:
-    path = path_of([2.0 ** (-step / 8) for step in range(65)])  # from 1 to 1/256
-    picked = spread(path, 0.5, count)
+def test_spread_rises_by_equal_factors(count: int) -> None:
+    costs = [2.0 ** (step / 8) for step in range(65)]  # from 1 to 256
+    path = [
+        Allocation({"a": LayerPoint(i + 1, 8)}, c, (1 - i / 65) ** 2) for i, c in enumerate(costs)
+    ]
+    picked = spread(path, 1 - 7.5 / 65, count)  # the first eight drift too much
     assert len(picked) == count
     assert picked[-1] is path[-1]
     assert all(below.cost < above.cost for below, above in itertools.pairwise(picked))
     if count > 1:
         assert picked[0] is path[8]
         for below, above in itertools.pairwise(picked):
-            assert math.log2(below.drift / above.drift) == pytest.approx(7 / (count - 1), abs=0.13)
+            assert math.log2(above.cost / below.cost) == pytest.approx(7 / (count - 1), abs=0.13)
 
 
 @given(st.lists(st.floats(1e-4, 1), min_size=1, max_size=12), st.floats(1e-4, 1), st.integers(1, 8))
@@ -166,31 +169,21 @@ def test_thin_keeps_the_ends_and_the_order(chain: list[Measured], count: int) ->
     assert thin(chain, count) == names
 
 
-def drifting(name: str, drift: float, size: float) -> Measured:
-    return Measured(name, 1.0, 1.0, 1.0, size, drift)
-
-
-def test_thin_is_even_in_log_drift() -> None:
-    chain = [drifting(f"p{n}", 2.0**-n, n + 1.0) for n in range(9)]
+def test_thin_is_even_in_the_logs_of_time_and_size() -> None:
+    chain = [measured(f"p{n}", 2.0**n, 1.0) for n in range(9)]
     assert thin(chain, 3) == ["p0", "p4", "p8"]
     assert thin(chain, 5) == ["p0", "p2", "p4", "p6", "p8"]
-    drifts = [10, 9, 5, 1.2, 1.1, 1]
-    uneven = [drifting(str(drift), drift, size) for size, drift in enumerate(drifts, 1)]
-    assert thin(uneven, 3) == ["10", "5", "1"]
-    exact = [drifting("a", 0.1, 1.0), drifting("b", 1e-5, 2.0), drifting("c", 0.0, 3.0)]
-    assert thin(exact, 2) == ["a", "c"]
+    sizes = [1, 1.1, 1.2, 5, 9, 10]
+    assert thin([measured(str(size), 1.0, size) for size in sizes], 3) == ["1", "5", "10"]
+    # The second takes half of the way in time, the third in size: together each takes a third.
+    both = [measured(n, *taken) for n, taken in zip("abcd", [(1, 1), (4, 1), (4, 4), (4, 16)], strict=True)]
+    assert thin(both, 2) == ["a", "d"]
+    assert thin(both, 3) in (["a", "b", "d"], ["a", "c", "d"])
 
 
 def test_thin_leaves_room_for_those_to_follow() -> None:
-    chain = [drifting(f"p{n}", d, n + 1.0) for n, d in enumerate([1.0, 0.99, 0.98, 0.97, 0.1])]
-    assert thin(chain, 4) == ["p0", "p2", "p3", "p4"]
-
-
-def test_thin_is_even_in_log_size_where_drifts_are_alike() -> None:
-    chain = [drifting(f"p{n}", 0.1, 2.0**n) for n in range(9)]
-    assert thin(chain, 3) == ["p0", "p4", "p8"]
-    chain = [drifting(f"p{n}", 0.1 if n == 8 else 0.4, 2.0**n) for n in range(9)]
-    assert thin(chain, 3) == ["p0", "p4", "p8"]
+    chain = [measured(f"p{n}", 1.0, size) for n, size in enumerate([1.0, 9.6, 9.7, 9.8, 10.0])]
+    assert thin(chain, 4) == ["p0", "p1", "p2", "p4"]
 
 
 def test_chains_that_cannot_be() -> None:

@@ -1,28 +1,40 @@
 """What one would use instead: each baseline one file, all in the same harness.
 
-`BASELINES` are made of the original in ONNX and samples, `TRAINED` of the torch model and batches.
+Each is called with a `Task`. Those that are `TRAINED`, and those that look at the inputs of layers,
+need the original in torch; `ptq8` is made of ONNX and samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-from t3c.baselines.baseline import Baseline
-from t3c.baselines.ptq8 import ptq8
+from t3c.baselines.baseline import Baseline, Task
 
-if TYPE_CHECKING:
-    from t3c.baselines.qat8 import Trained
-
-__all__ = ["BASELINES", "TRAINED", "Baseline"]
+__all__ = ["BASELINES", "TRAINED", "Baseline", "Task"]
 
 
-def _qat8(*arguments: Any, **options: Any) -> Trained:
-    """Imported when it is called: the others do without torch."""
-    from t3c.baselines.qat8 import qat8
+def _lazy(name: str) -> Callable[..., Baseline]:
+    """The function of the module of that name, imported when it is called: not all need torch."""
 
-    return qat8(*arguments, **options)
+    def make(task: Task, **options: Any) -> Baseline:
+        made: Baseline = getattr(import_module(f"t3c.baselines.{name}"), name)(task, **options)
+        return made
+
+    return make
 
 
-BASELINES: dict[str, Callable[..., Baseline]] = {"ptq8": ptq8}
-TRAINED: dict[str, Callable[..., Trained]] = {"qat8": _qat8}
+BASELINES: dict[str, Callable[..., Baseline]] = {
+    "ptq8": _lazy("ptq8"),
+    "ptq4": _lazy("ptq4"),
+    "qat8": _lazy("qat8"),
+    "mpqat": _lazy("mpqat"),
+    "magprune": _lazy("magprune"),
+    "moveprune": _lazy("moveprune"),
+    "lrft": _lazy("lrft"),
+    "loracomp": _lazy("loracomp"),
+    "sparsegpt": _lazy("sparsegpt"),
+    "kdptq": _lazy("kdptq"),
+}
+TRAINED = frozenset({"qat8", "mpqat", "magprune", "moveprune", "lrft", "loracomp", "kdptq"})

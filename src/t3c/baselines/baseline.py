@@ -1,24 +1,66 @@
-"""What a baseline is, and how its size is counted."""
+"""What every baseline is given, and what it leaves: a model of OpenVINO and its packed size."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import tempfile
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import openvino as ov
 
-from t3c.runtime.engines import Session
+from t3c.errors import DataError, MissingExtraError
+from t3c.runtime.engines.openvino import OpenVINO
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.measured import DOT_PRODUCTS, cpu_name
+
+if TYPE_CHECKING:
+    from t3c.baselines.finetune import Training
+
+Watch = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True)
+class Task:
+    """The original in ONNX, samples (n, ...) to calibrate on, and what it will run on.
+
+    Methods that train need `training`; the others do without torch. With `activations` left float
+    only weights are compressed, which is what T3C then does too. A `transformer` is told to NNCF.
+    """
+
+    original: bytes
+    samples: Array
+    engine: OpenVINO
+    activations: Literal["int8", "float"] = "int8"
+    transformer: bool = False
+    training: Training | None = None
+    watch: Watch = lambda what, done, total: None
+
+    def trained(self, name: str) -> Training:
+        """What a method that trains is given; an error that names it where there is nothing."""
+        if self.training is None:
+            raise DataError(f"{name} trains: it needs the model in torch and data to train on")
+        return self.training
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model made by a method, compiled on the engine it is compared on."""
+    """A model made by a method; `size_bytes` are those of its own packed format on disk.
+
+    `steps` and `seconds` are of training, 0 where there was none.
+    """
 
     name: str
     method: str
-    session: Session
+    model: ov.Model
     size_bytes: int
+    steps: int = 0
+    seconds: float = 0.0
 
 
 def bytes_on_disk(model: ov.Model) -> int:
@@ -27,3 +69,47 @@ def bytes_on_disk(model: ov.Model) -> int:
         path = Path(folder) / "model.xml"
         ov.save_model(model, path, compress_to_fp16=False)
         return sum(file.stat().st_size for file in Path(folder).iterdir())
+
+
+def quantized(model: ov.Model, task: Task) -> ov.Model:
+    """The model in 8 bits by NNCF: weights and activations, or weights alone, as the task says."""
+    nncf = nncf_library()
+    model.reshape({model.inputs[0]: [1, *task.samples.shape[1:]]})
+    with quiet():
+        if task.activations == "float":
+            return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+        fix = nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.FIRST_LAYER
+        return nncf.quantize(
+            model,
+            nncf.Dataset([sample[None] for sample in task.samples]),
+            subset_size=len(task.samples),
+            model_type=nncf.ModelType.TRANSFORMER if task.transformer else None,
+            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=fix),
+        )
+
+
+def saturates() -> bool:
+    """Whether int8 kernels here add pairs of products in 16 bits, which 8-bit weights overflow.
+
+    There NNCF is told to keep weights in half the range, as T3C executes its own with 7 bits.
+    """
+    known = cpu_name().split()
+    return "avx2" in known and not any(flag in known for flag in DOT_PRODUCTS)
+
+
+def nncf_library() -> Any:
+    """NNCF, told to be quiet."""
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    try:
+        import nncf
+    except ImportError as missing:
+        raise MissingExtraError("nncf", "bench") from missing
+    return nncf
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no warnings of the libraries' own code."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

@@ -1,31 +1,14 @@
-"""Post-training quantization to 8 bits by NNCF, on OpenVINO."""
+"""Post-training quantization to 8 bits by NNCF, weights and activations."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
+from dataclasses import replace
 
-from t3c.baselines.baseline import Baseline, bytes_on_disk
-from t3c.errors import MissingExtraError
-from t3c.runtime.engines.openvino import OpenVINO
-from t3c.runtime.engines.protocol import Array
+from t3c.baselines.baseline import Baseline, Task, bytes_on_disk, quantized, saturates
 
 
-def ptq8(original: bytes, samples: Array, engine: OpenVINO) -> Baseline:
-    """Quantize an ONNX model with NNCF's defaults, calibrated on all `samples` (n, ...)."""
-    logging.getLogger("nncf").setLevel(logging.ERROR)
-    try:
-        import nncf
-    except ImportError as missing:
-        raise MissingExtraError("nncf", "bench") from missing
-    model = engine.read(original)
-    port = model.inputs[0]
-    model.reshape({port: [1, *samples.shape[1:]]})
-    rows = nncf.Dataset([sample[None] for sample in samples])
-    with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
-        quantized = nncf.quantize(model, rows, subset_size=len(samples))
-    return Baseline(
-        "ptq8", "NNCF post-training quantization, 8 bits", engine.compile_read(quantized),
-        bytes_on_disk(quantized),
-    )  # fmt: skip
+def ptq8(task: Task) -> Baseline:
+    """Quantize the original as NNCF does it, calibrated on all samples."""
+    model = quantized(task.engine.read(task.original), replace(task, activations="int8"))
+    method = "NNCF post-training quantization, 8 bits" + (", weights 7" if saturates() else "")
+    return Baseline("ptq8", method, model, bytes_on_disk(model))

@@ -61,7 +61,7 @@ def names_for(count: int) -> tuple[str, ...]:
 
 
 def spread(path: Sequence[Allocation], worst_drift: float, count: int) -> list[Allocation]:
-    """Allocations whose drift falls by equal factors, from the first of use to the last.
+    """Allocations whose cost rises by equal factors, from the first of use to the last.
 
     Of use is what a first-order estimate puts within `worst_drift` of the original, relative to
     its output; fewer than `count` where fewer are of use, smallest first.
@@ -69,16 +69,7 @@ def spread(path: Sequence[Allocation], worst_drift: float, count: int) -> list[A
     if not path or count < 1:
         raise SpecError(f"cannot choose {count} of {len(path)} allocations")
     useful = [a for a in path if a.drift <= worst_drift] or [path[-1]]
-    low, high = (max(a.drift, 1e-9) for a in (useful[-1], useful[0]))
-    count = min(count, len(useful))
-    picked: list[Allocation] = [useful[-1]]
-    last = len(useful) - 1
-    for index in range(1, count):
-        target = low * (high / low) ** (index / (count - 1))
-        room = range(count - 1 - index, last)  # as many below as are still to be picked
-        last = min(room, key=lambda i: abs(math.log(max(useful[i].drift, 1e-9) / target)))
-        picked.append(useful[last])
-    return picked[::-1]
+    return [useful[i] for i in _evenly([math.log(max(a.cost, 1e-9)) for a in useful], count)]
 
 
 def prune(
@@ -111,24 +102,29 @@ def prune(
 
 
 def thin(kept: Sequence[Measured], count: int) -> list[str]:
-    """`count` of the profiles of a chain, the first and the last among them, evenly in log drift.
-
-    Where drifts are alike, evenly in log size. One profile alone is the last.
+    """`count` of the profiles of a chain, the first and the last among them, evenly in what they
+    take: the logs of time and size, added up. One profile alone is the last.
     """
     _check_chain(kept)
     if count < 1:
         raise SpecError(f"at least one profile is needed, got {count}")
-    last = len(kept) - 1
-    if count > last:
-        return [m.name for m in kept]
-    scales = [[math.log(max(m.drift, 1e-9)) for m in kept], [math.log(m.size) for m in kept]]
+    taken = [math.log(m.p50) + math.log(m.size) for m in kept]
+    return [kept[i].name for i in _evenly(taken, count)]
+
+
+def _evenly(values: Sequence[float], count: int) -> list[int]:
+    """Places of `count` values, or of all there are, in equal steps from the first to the last.
+
+    They come in order and the last is always there.
+    """
+    last = len(values) - 1
+    count = min(count, len(values))
     picked = [0] if count > 1 else []
     for step in range(1, count - 1):
-        targets = [s[0] + (s[-1] - s[0]) * step / (count - 1) for s in scales]
+        target = values[0] + (values[-1] - values[0]) * step / (count - 1)
         room = range(picked[-1] + 1, last - (count - 2 - step))  # leaves as many as are to follow
-        off = {i: [abs(s[i] - t) for s, t in zip(scales, targets, strict=True)] for i in room}
-        picked.append(min(off, key=off.__getitem__))
-    return [kept[i].name for i in (*picked, last)]
+        picked.append(min(room, key=lambda i: abs(values[i] - target)))
+    return [*picked, last]
 
 
 def _check_chain(measured: Sequence[Measured]) -> None:

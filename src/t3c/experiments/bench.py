@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from t3c.artifact.devices import Device
-from t3c.baselines import BASELINES
+from t3c.baselines import BASELINES, Task
 from t3c.baselines.baseline import bytes_on_disk
 from t3c.certify.conformal import coverage
 from t3c.certify.drift import relative_drift
@@ -26,6 +26,8 @@ from t3c.runtime.measured import time_sessions
 from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import Runtime
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Profile
+
+OF_ONNX = ("full", "ptq8")  # what can be made of the original in ONNX
 
 
 class Frozen(BaseModel):
@@ -103,10 +105,7 @@ def bench(
     engine = runtime.engine
     if not isinstance(engine, OpenVINO):
         raise EngineError(f"baselines run on openvino: a comparison on {engine.name} is not like")
-    unknown = [name for name in against if name != "full" and name not in BASELINES]
-    if unknown:
-        known = ", ".join(["full", *BASELINES])
-        raise DataError(f"unknown baseline {', '.join(unknown)}: there are {known}")
+    _refuse_unmakeable(against)
     if len(runtime.inputs) != 1:
         raise DataError("comparisons are made of models with one input")
     runtime.check(data.calibration)
@@ -121,9 +120,9 @@ def bench(
     for name in against:
         if name != "full":
             say(f"making {name}")
-            baseline = BASELINES[name](raw, data.calibration, engine)
-            sessions[name], sizes[name] = baseline.session, baseline.size_bytes
-            methods[name] = baseline.method
+            baseline = BASELINES[name](Task(raw, data.calibration, engine))
+            sessions[name] = engine.compile_read(baseline.model)
+            sizes[name], methods[name] = baseline.size_bytes, baseline.method
     for profile in runtime.chain:
         name = f"t3c-{profile.name}"
         sessions[name] = runtime.session(profile.name)
@@ -156,6 +155,20 @@ def bench(
         monotone=Monotone(checked=checks, violations=violations),
         artifact=str(runtime.artifact.path),
     )
+
+
+def _refuse_unmakeable(against: Sequence[str]) -> None:
+    """Baselines that there are not, or that are made of the original in torch."""
+    unknown = [name for name in against if name not in ("full", *BASELINES)]
+    if unknown:
+        known = ", ".join(["full", *BASELINES])
+        raise DataError(f"unknown baseline {', '.join(unknown)}: there are {known}")
+    needy = [name for name in against if name not in OF_ONNX]
+    if needy:
+        raise DataError(
+            f"{', '.join(needy)}: made of the original in torch, here it is in ONNX: "
+            f"compare with {' or '.join(OF_ONNX)}"
+        )
 
 
 def _refuse_known(runtime: Runtime, test: Sequence[Array]) -> None:

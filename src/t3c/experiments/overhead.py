@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from t3c.baselines.qat8 import QatConfig, build_kernels, prepare_qat, qat_optimizer, qat_step
+from t3c.baselines.finetune import adamw, descend
+from t3c.baselines.qat8 import build_kernels, prepare_qat
 from t3c.convert import elasticize_, state_of
 from t3c.nn.inputs import call, evaluating
 from t3c.nn.view import at, elastic_weights
@@ -37,7 +38,7 @@ def overhead_rows(
     started = time.perf_counter()
     quantized = prepare_qat(found.model, found.train[0][:64].numpy())
     before = {"qat8": time.perf_counter() - started}
-    optimizer = qat_optimizer(quantized, QatConfig())
+    optimizer = adamw(quantized, learning_rate=1e-4)
     say(f"{subject}: preparing t3c")
     started = time.perf_counter()
     elasticize_(found.model, found.example, calibration=found.statistics)
@@ -54,7 +55,7 @@ def overhead_rows(
             inputs, target = next(batches)
             times["t3c"].append(timed(lambda: advance(run, network, Processes(), step)))  # noqa: B023
             times["qat8"].append(
-                timed(lambda: qat_step(quantized, optimizer, inputs, target, loss=loss))  # noqa: B023
+                timed(lambda: descend(optimizer, loss(call(quantized, inputs), target)))  # noqa: B023
             )
     ratios = np.array(times["t3c"][WARM:]) / np.array(times["qat8"][WARM:])
     rows = []

@@ -16,7 +16,7 @@ from torch import nn
 
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
-from t3c.baselines.baseline import bytes_on_disk
+from t3c.baselines.baseline import Task, bytes_on_disk
 from t3c.baselines.ptq8 import ptq8
 from t3c.convert import elasticize_
 from t3c.evidence.certify import CertifyConfig
@@ -112,7 +112,7 @@ def _others(
             int8 = nncf.compress_weights(_read(raw, engine), mode=nncf.CompressWeightsMode.INT8_SYM)
             found.append(("nncf int8", bytes_on_disk(int8), "weights alone"))
         else:
-            made = ptq8(raw, arrays(samples)[0][:64], engine)
+            made = ptq8(Task(raw, arrays(samples)[0][:64], engine))
             found.append(("nncf int8", made.size_bytes, "ptq8"))
         int4 = nncf.compress_weights(
             _read(raw, engine), mode=nncf.CompressWeightsMode.INT4_SYM, ratio=1.0, group_size=-1,

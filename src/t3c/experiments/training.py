@@ -234,7 +234,12 @@ def paired(mine: View, other: View) -> dict[str, float] | None:
     """The difference of two accuracies on the same samples, and its 95% interval."""
     if mine.right is None or other.right is None:
         return None
-    difference = mine.right.astype(float) - other.right
+    return paired_difference(mine.right, other.right)
+
+
+def paired_difference(mine: Array, other: Array) -> dict[str, float]:
+    """How much more of the same samples (n,) is right, as a share, and its 95% interval."""
+    difference = mine.astype(float) - other
     mean, error = float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
     return {"difference": mean, "low": mean - Z95 * error, "high": mean + Z95 * error}
 

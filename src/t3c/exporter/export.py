@@ -156,7 +156,10 @@ def export(
         say(f"timing layer points on {engine.name}, {engine.threads} threads")
         ranks = [(plan.spec, plan.ranks) for plan in state.plan.layers]
         to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
-        timings = time_layers(engine, ranks, to_float, quiet=watchful(True), watch=watch)
+        timings = time_layers(
+            engine, ranks, to_float, activations=config.activations, quiet=watchful(True),
+            watch=watch,
+        )  # fmt: skip
         say("allocating ranks and bits")
         wanted = Wanted(
             2 * config.profiles - 1, config.worst_drift, config.size_weight, config.proposals,

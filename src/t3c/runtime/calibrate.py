@@ -34,6 +34,7 @@ from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, Session
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.grid import grid_row, held_out, mixtures, widest_ranges, with_grid, work_of
+from t3c.runtime.int4 import Activations
 from t3c.runtime.journal import Journal
 from t3c.runtime.measured import (
     Subject,
@@ -162,6 +163,7 @@ class _Run:
         self.quiet = watchful(config.busy)
         self.inputs: list[Array] = example_inputs(artifact)
         self.specs = artifact.manifest.specs
+        self.activations: Activations = "float" if artifact.weight_only else "int8"
         self.before = journal.read("conditions", Conditions)
 
     def conditions(self) -> Conditions:
@@ -187,8 +189,9 @@ class _Run:
 
         to_float = float_outputs(self.artifact.graph().graph, self.specs)
         return time_layers(
-            self.engine, ranks, to_float, quiet=self.quiet, watch=self.watch, known=known, keep=keep
-        )
+            self.engine, ranks, to_float, activations=self.activations, quiet=self.quiet,
+            watch=self.watch, known=known, keep=keep,
+        )  # fmt: skip
 
     def groups(self, table: DeviceTable) -> tuple[GroupTiming, ...]:
         """Layers that read one input, together and apart, at the points of the profiles."""
@@ -212,7 +215,7 @@ class _Run:
         key = f"group {shapes} {ranks} {form}"
         timing = self.journal.read(key, GroupTiming)
         if timing is None:
-            timing = time_group(self.engine, specs, ranks, form, self.quiet)
+            timing = time_group(self.engine, specs, ranks, form, self.quiet, self.activations)
             self.journal.put(key, timing.model_dump(mode="json"))
         return timing.model_copy(update={"layers": layers})
 

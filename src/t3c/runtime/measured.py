@@ -18,6 +18,7 @@ from t3c.runtime.builder import Ranges
 from t3c.runtime.decode import empty_states
 from t3c.runtime.engines import Engine, Session
 from t3c.runtime.engines.protocol import Array
+from t3c.runtime.int4 import Activations
 from t3c.runtime.processor import cpu_fields
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec, Profile
 
@@ -58,6 +59,7 @@ def time_layer(
     quiet: Quiet | None = None,
     *,
     to_float: bool = False,
+    activations: Activations = "int8",
 ) -> list[LayerTiming]:
     """Time a layer at each rank in each form it can run in, interleaved, on random weights.
 
@@ -66,7 +68,9 @@ def time_layer(
     """
 
     def graph(rank: int, form: Form) -> onnx.ModelProto:
-        return synthetic_layer(spec, _point(rank), form, to_float=to_float)
+        return synthetic_layer(
+            spec, _point(rank), form, to_float=to_float, activations=activations
+        )
 
     graphs = {f"{spec.full_rank} dense": graph(spec.full_rank, Form.DENSE)}
     for rank in ranks:
@@ -91,6 +95,7 @@ def time_group(
     ranks: Sequence[int],
     form: Form,
     quiet: Quiet | None = None,
+    activations: Activations = "int8",
 ) -> GroupTiming:
     """Time layers that read one input as one product and one by one.
 
@@ -98,7 +103,10 @@ def time_group(
     """
     points = [_point(rank) for rank in ranks]
     ways = (False,) if form is Form.ALIGNED else (True, False)
-    graphs = {str(grouped): synthetic_group(specs, points, form, grouped) for grouped in ways}
+    graphs = {
+        str(grouped): synthetic_group(specs, points, form, grouped, activations=activations)
+        for grouped in ways
+    }
     p50 = _time_graphs(engine, graphs, example_input(specs[0]), quiet)
     names = tuple(spec.name for spec in specs)
     apart = p50[str(False)]
@@ -120,6 +128,7 @@ def time_layers(
     layers: Sequence[tuple[LayerSpec, tuple[int, ...]]],
     to_float: Collection[str] = (),
     *,
+    activations: Activations = "int8",
     quiet: Quiet | None = None,
     watch: Watch = lambda what, done, total: None,
     known: Mapping[str, list[LayerTiming]] | None = None,
@@ -127,8 +136,8 @@ def time_layers(
 ) -> tuple[LayerTiming, ...]:
     """Every rank of every layer in every form, on the engine. Layers of one geometry share.
 
-    The outputs of those `to_float` are not rounded again. `known` are timings by geometry that
-    need not be measured again; `keep` gets the new ones.
+    The outputs of those `to_float` are not rounded again, and with float `activations` none are.
+    `known` are timings by geometry that need not be measured again; `keep` gets the new ones.
     """
     shared = dict(known or {})
     timings: list[LayerTiming] = []
@@ -137,8 +146,12 @@ def time_layers(
         floats = spec.name in to_float
         shape = replace(spec, name="", aligned=(), unaligned=())
         key = f"{shape} {ranks}{' to float' if floats else ''}"
+        if activations == "float":
+            key += " on float"
         if key not in shared:
-            shared[key] = time_layer(engine, spec, ranks, quiet, to_float=floats)
+            shared[key] = time_layer(
+                engine, spec, ranks, quiet, to_float=floats, activations=activations
+            )
             keep(key, shared[key])
         timings += [t.model_copy(update={"layer": spec.name}) for t in shared[key]]
     watch("timing layers", len(layers), len(layers))

@@ -14,6 +14,8 @@ from t3c.nn.inputs import Inputs
 from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import digits as digit
+from t3c.zoo.bases import base_network
+from t3c.zoo.local import imagenet_sample, resnet50
 from t3c.zoo.text import stories15m, stories_tokens
 
 Labelled = tuple[Tensor, Tensor]
@@ -111,9 +113,52 @@ def stories(windows: int = 1200, length: int = 64) -> Subject:
     )  # fmt: skip
 
 
+def own_cifar10(name: str) -> Subject:
+    """A network of ours for CIFAR-10: 45,000 images to train, 3,000 to validate, 2,000 spare.
+
+    The spare ones, which calibrate, are held back from its own training too.
+    """
+    images, labels = cifar.cifar10("train")
+    train, validation = (
+        (images[part], labels[part]) for part in (slice(45_000), slice(45_000, 48_000))
+    )
+    return Subject(
+        name, base_network(name), train, validation, images[48_000:], cifar.cifar10("test"),
+        cifar.IMAGE, cifar.CLASSES,
+    )  # fmt: skip
+
+
+def imagenet_resnet50() -> Subject:
+    """ResNet-50 and 1,000 images of ImageNet: 500 to test, and 500 for all else.
+
+    Of these 340 train, 20 validate and 140 calibrate, unlabelled but for the validation.
+    """
+    images, labels = imagenet_sample(part="tune")
+    test = imagenet_sample(part="test")
+    train, validation = ((images[part], labels[part]) for part in (slice(340), slice(340, 360)))
+    return Subject(
+        "resnet50", Logits(resnet50()), train, validation, images[360:], test, evaluated=25
+    )
+
+
+class Logits(nn.Module):
+    """A Hugging Face classifier that answers with its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values).logits
+        return logits
+
+
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "digits": digits,
     "cifar10-resnet20": lambda: cifar10(20),
     "cifar10-resnet56": lambda: cifar10(56),
     "stories15m": stories,
+    "cifar10-cnn": lambda: own_cifar10("cifar10-cnn"),
+    "cifar10-vit": lambda: own_cifar10("cifar10-vit"),
+    "resnet50": imagenet_resnet50,
 }

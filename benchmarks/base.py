@@ -1,0 +1,46 @@
+"""Train the originals that are not to be had ready: `python benchmarks/base.py [NETWORK...]`.
+
+Weights are kept in T3C_BASE (default out/base), outside the repository; a run that was stopped
+goes on at its last epoch. `--test` adds the accuracy on the test images at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from t3c.errors import T3CError
+from t3c.experiments.base import accuracy, load_base, train_base
+from t3c.zoo.bases import NETWORKS, base_folder, base_network
+from t3c.zoo.cifar10 import cifar10
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "base"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=[*NETWORKS])
+    parser.add_argument("--to", type=Path, default=base_folder())
+    parser.add_argument("--test", action="store_true", help="test the weights at the end")
+    given = parser.parse_args()
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"· {text}\n")
+
+    try:
+        for name in given.networks:
+            recipe = load_base(CONFIGS / f"{name}.yaml")
+            path = train_base(recipe, given.to, say=say, watch=lambda text, done, of: None)
+            sys.stdout.write(f"{path}\n")
+            if given.test:
+                found = accuracy(base_network(name, given.to), cifar10("test"))
+                sys.stdout.write(f"{name} {found:.4f} of the 10,000 test images\n")
+    except T3CError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,70 @@
+"""`make results-MODEL`: one artifact beside every baseline of the paper, on real data.
+
+What is done is kept in out/results-MODEL and not done again; a run that was stopped goes on.
+`--fresh` starts anew. CIFAR-10 comes by `t3c data get cifar10`, ResNet-50 and images of ImageNet
+from T3C_DATA; the two networks for CIFAR-10 are trained first, if that was not done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from t3c.cli.app import progress, watcher
+from t3c.errors import T3CError
+from t3c.experiments.base import load_base, train_base
+from t3c.experiments.figures import Figure, finish
+from t3c.experiments.results import Results, ResultsSpec, load_results
+from t3c.zoo.bases import base_folder
+
+ROOT = Path(__file__).parents[1]
+SPECS, BASES = ROOT / "configs" / "results", ROOT / "configs" / "base"
+Tables = dict[str, list[dict[str, Any]]]
+
+
+def main() -> int:
+    models = sorted(path.stem for path in SPECS.glob("*.yaml"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=models)
+    parser.add_argument("--fresh", action="store_true", help="keep nothing of earlier runs")
+    given = parser.parse_args()
+    work = Path("out") / f"results-{given.model}"
+    if given.fresh:
+        shutil.rmtree(work, ignore_errors=True)
+    try:
+        spec = load_results(SPECS / f"{given.model}.yaml")
+        base = BASES / f"{spec.recipe.subject}.yaml"
+        with progress() as bar:
+            if base.is_file():
+                train_base(load_base(base), base_folder(), say=say, watch=watcher(bar))
+            tables = Results(spec, work, say, watcher(bar)).tables()
+    except T3CError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return finish(Path("out") / f"results-{given.model}.json", figures(spec, tables), tables)
+
+
+def figures(spec: ResultsSpec, tables: Tables) -> list[Figure]:
+    """What is asked of the original and of `t3c-med`."""
+    rows = {row["name"]: row for row in tables["results"]}
+    med, name, limits = rows.get("t3c-med", {}), spec.recipe.subject, spec.limits
+    return [
+        Figure(f"{name}.full_accuracy", rows["full"]["accuracy"], limits.full, at_least=True),
+        Figure(f"{name}.med_below_full", med.get("drop"), limits.drop),
+        Figure(f"{name}.med_p50_to_ptq8", med.get("to_ptq8"), limits.p50),
+        Figure(f"{name}.med_size_to_ptq8", med.get("size_to_ptq8"), limits.size),
+        Figure(f"{name}.methods_missing", len(set(spec.methods) - set(rows)), 0),
+    ]
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} · {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""A results page in Markdown: what T3C and the baselines reach, as tables that say what is missing.
+
+Tables are lists of flat rows. Accuracies, drops, coverages, ranks and errors are shares of 1,
+times are milliseconds; whatever is absent, null or not finite is shown as not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+Cell = Callable[[Row], str]
+Columns = Mapping[str, Cell]
+MISSING = "not measured"
+UNMEASURED = "Not measured yet.\n"
+FULL, PREFIX = "full", "t3c-"
+MATCHED = 0.005  # the loss of accuracy that the paper compares methods within
+
+
+def number(row: Row, key: str) -> float | None:
+    """The finite number at a key, or none."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def results_text(model: str, payload: Mapping[str, Any], pictures: Collection[str] = ()) -> str:
+    """Everything a page shows of one model, below its heading; `pictures` are those drawn."""
+    tables, parts = payload.get("tables", {}), []
+    for key, heading, words, section in SECTIONS:
+        rows = tables.get(key) or []
+        shown, alternative = PICTURES.get(key, ("", ""))
+        lines = [f"### {heading}", ""] if heading else []
+        reason = next((row["reason"] for row in rows if set(row) == {"reason"}), None)
+        if reason:
+            parts.append("\n".join([*lines, f"Not measured: {reason}.", ""]))
+            continue
+        if shown in pictures:
+            lines += [f"![{alternative}](results-{model}-{shown}.svg)", ""]
+        if rows:
+            body = _table(rows, section) if isinstance(section, Mapping) else section(rows)
+            lines += [*([words, ""] if words else []), body]
+        if rows or shown in pictures:
+            parts.append("\n".join(lines))
+    if payload.get("figures"):
+        parts.append("\n".join(["### Limits", "", _table(payload["figures"], LIMITS)]))
+    return "\n".join([*parts, _where(payload.get("machine", {}))]) if parts else UNMEASURED
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """Who is matched in accuracy, who of these is fastest and smallest, and who is on the front."""
+    made = [row for row in rows if row["name"] != FULL]
+    near, points = _matched(made), f"{100 * MATCHED:g} points"
+    names = ", ".join(row["name"] for row in near) or "none"
+    first = f"- At most {points} below the original are {len(near)} of {len(made)}: {names}."
+    for key, word, unit, to in (
+        ("p50", "Fastest", "ms", "to_ptq8"),
+        ("size_mb", "Smallest", "MB", "size_to_ptq8"),
+    ):
+        known = [row for row in near if number(row, key) is not None]
+        if known:
+            least = min(known, key=lambda row: row[key])
+            ratio = number(least, to)
+            beside = "" if ratio is None else f", {ratio:.2f} of ptq8"
+            first += f" {word} of them: {least['name']} ({_three(key)(least)} {unit}{beside})."
+    front = ", ".join(row["name"] for row in pareto_front(made))
+    second = f"- None is both faster and more accurate than any of: {front}." if front else ""
+    return "\n".join(line for line in (first, second) if line) + "\n"
+
+
+def pareto_front(rows: Sequence[Row], cost: str = "p50") -> list[Row]:
+    """Rows that no other beats in cost or accuracy while being as good in the other."""
+    known = [r for r in rows if None not in (number(r, "accuracy"), number(r, cost))]
+    return [
+        row
+        for row in known
+        if not any(
+            other["accuracy"] >= row["accuracy"]
+            and other[cost] <= row[cost]
+            and (other["accuracy"], other[cost]) != (row["accuracy"], row[cost])
+            for other in known
+        )
+    ]
+
+
+def results_table(rows: Sequence[Row]) -> str:
+    """The table of the paper: accuracy, its loss, p50 [p90], size and epsilon of every method."""
+    made = [row for row in rows if row["name"] != FULL]
+    near = _matched(made)
+    fast, small = _least(near, "p50", _three("p50")), _least(near, "size_mb", _three("size_mb"))
+    return _table(rows, {
+        "method": _text("name"),
+        "accuracy, %": _bold(_percent("accuracy"), _most_accurate(made)),
+        "below full, points [95%]": _ranged(
+            *(_percent(f"drop{end}") for end in ("", "_low", "_high"))
+        ),
+        "p50 [p90], ms": _ranged(_bold(_three("p50"), fast), _three("p90")),
+        "to ptq8": _ranged(_two("to_ptq8"), _two("to_ptq8_p90")),
+        "size, MB": _bold(_three("size_mb"), small),
+        "size to ptq8": _two("size_to_ptq8"),
+        "epsilon": _epsilon,
+        "mean drift": _three("drift"),
+    })  # fmt: skip
+
+
+def _results(rows: Sequence[Row]) -> str:
+    counts = sorted({int(row["samples"]) for row in rows if number(row, "samples") is not None})
+    tested = f"Tested on {' or '.join(f'{n:,}' for n in counts)} samples. " if counts else ""
+    note = (
+        f"{tested}Bold: the best accuracy and those with intervals that overlap its own; the least "
+        f"p50 and size among those at most {100 * MATCHED:g} points below full."
+    )
+    return "\n".join([headline(rows), results_table(rows), note, "", _table(rows, MADE)])
+
+
+def _allocation(rows: Sequence[Row]) -> str:
+    rank, bits = _two("rank"), _show("bits", ".1f")
+    return _pivot(rows, "profile", "block", lambda row: f"{rank(row)}, {bits(row)}")
+
+
+def _devices(rows: Sequence[Row]) -> str:
+    return _pivot(rows, "profile", "device", _ranged(_three("p50"), _three("p90")))
+
+
+def _proxies(rows: Sequence[Row]) -> str:
+    cell = _percent("mape", 1)
+    best = {
+        (name, row["device"])
+        for row in rows
+        for name in _least([r for r in rows if r["device"] == row["device"]], "mape", cell, "proxy")
+    }
+    return _pivot(
+        rows, "proxy", "device",
+        lambda row: _strong(cell(row)) if (row["proxy"], row["device"]) in best else cell(row),
+    )  # fmt: skip
+
+
+def _matched(rows: Sequence[Row]) -> list[Row]:
+    drops = ((row, number(row, "drop")) for row in rows)
+    return [row for row, drop in drops if drop is not None and drop <= MATCHED + 1e-12]
+
+
+def _most_accurate(rows: Sequence[Row]) -> set[str]:
+    """The best, and whatever has an interval of its loss that overlaps the best's."""
+    known = [row for row in rows if number(row, "accuracy") is not None]
+    best = max(known, key=lambda row: row["accuracy"], default={})
+    high = number(best, "drop_high")
+    names = set()
+    for row in known:
+        low = number(row, "drop_low")
+        overlaps = high is not None and low is not None and low <= high
+        if overlaps or row["accuracy"] == best["accuracy"]:
+            names.add(row["name"])
+    return names
+
+
+def _least(rows: Sequence[Row], key: str, cell: Cell, name: str = "name") -> set[str]:
+    """The rows with the least value, and those that print as it does."""
+    known = [row for row in rows if number(row, key) is not None]
+    if not known:
+        return set()
+    best = cell(min(known, key=lambda row: row[key]))
+    return {row[name] for row in known if cell(row) == best}
+
+
+def _pivot(rows: Sequence[Row], down: str, across: str, cell: Cell) -> str:
+    """A line for each value of `down`, a column for each of `across`."""
+    found = {(row[down], row[across]): cell(row) for row in rows}
+    lines = [{down: name} for name in dict.fromkeys(row[down] for row in rows)]
+
+    def of(column: str) -> Cell:
+        return lambda line: found.get((line[down], column), MISSING)
+
+    columns = dict.fromkeys(row[across] for row in rows)
+    return _table(lines, {down: _text(down)} | {name: of(name) for name in columns})
+
+
+def _table(rows: Sequence[Row], columns: Columns) -> str:
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in rows:
+        texts = (" ".join(cell(row).split()).replace("|", "\\|") for cell in columns.values())
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join([*lines, ""])
+
+
+def _text(key: str) -> Cell:
+    return lambda row: str(row.get(key) or MISSING)
+
+
+def _show(key: str, form: str, times: float = 1.0) -> Cell:
+    def cell(row: Row) -> str:
+        value = number(row, key)
+        return MISSING if value is None else format(value * times, form)
+
+    return cell
+
+
+def _two(key: str) -> Cell:
+    return _show(key, ".2f")
+
+
+def _percent(key: str, digits: int = 2) -> Cell:
+    return _show(key, f".{digits}f", 100)
+
+
+def _count(key: str) -> Cell:
+    return _show(key, ",.0f")
+
+
+def _three(key: str) -> Cell:
+    """Three digits, with the zeros that were measured and without exponents."""
+    small, large = _show(key, "#.3g"), _count(key)
+    return lambda row: small(row) if 0 < abs(number(row, key) or 0.0) < 99.95 else large(row)
+
+
+def _share(key: str) -> Cell:
+    """A count as it is; a share, which is a float, in percent."""
+    share, count = _show(key, ".1%"), _count(key)
+    return lambda row: share(row) if isinstance(row.get(key), float) else count(row)
+
+
+def _ranged(cell: Cell, *ends: Cell, form: str = " [{}]") -> Cell:
+    """A value with others in brackets, or alone where one of those is missing."""
+
+    def both(row: Row) -> str:
+        texts = [end(row) for end in ends]
+        return cell(row) + ("" if MISSING in texts else form.format(", ".join(texts)))
+
+    return both
+
+
+def _bold(cell: Cell, best: Collection[str]) -> Cell:
+    return lambda row: _strong(cell(row)) if row["name"] in best else cell(row)
+
+
+def _strong(text: str) -> str:
+    return f"**{text}**"
+
+
+def _epsilon(row: Row) -> str:
+    known = row["name"].startswith(PREFIX) or row.get("epsilon") is not None
+    return _three("epsilon")(row) if known else "none"
+
+
+def _where(machine: Row) -> str:
+    forms = (("cpu", "{}"), ("cores", "{} cores"), ("memory_gb", "{} GB"))
+    known = [form.format(machine[key]) for key, form in forms if machine.get(key)]
+    return f"Measured on {', '.join(known)}.\n" if known else ""
+
+
+MADE: Columns = {
+    "method": _text("name"), "made by": _text("method"), "training, minutes": _count("minutes"),
+    "steps": _count("steps"),
+}  # fmt: skip
+LIMITS: Columns = {
+    "figure": _text("name"), "value": _three("value"), "limit": _three("limit"),
+    "": lambda row: "holds" if row.get("ok") else "**short**",
+}  # fmt: skip
+CERTIFICATES: Columns = {
+    "method": _text("name"),
+    "epsilon": _three("epsilon"),
+    "coverage, % [95%]": _ranged(*(_percent(f"coverage{end}", 1) for end in ("", "_low", "_high"))),
+    "mean drift": _three("mean_drift"),
+    "95th percentile": _three("p95_drift"),
+    "first order": _three("first_order"),
+    "spectral": _three("spectral"),
+    "Pearson": _two("pearson"),
+    "Spearman": _two("spearman"),
+}
+ABLATIONS: Columns = {
+    "variant": _text("variant"),
+    "detail": lambda row: str(row.get("detail") or ""),
+    "accuracy, %": _percent("accuracy"),
+    "below full, points": _percent("drop"),
+    "p50, ms": _three("p50"),
+    "to ptq8": _two("to_ptq8"),
+    "size, MB": _three("size_mb"),
+    "violations": _share("violations"),
+    "epsilon": _three("epsilon"),
+}
+AUDIT: Columns = {
+    "method": _text("method"), "checked": _count("checked"),
+    "less accurate": _share("accuracy_violations"), "slower": _share("latency_violations"),
+    "over budget": _share("budget_violations"),
+}  # fmt: skip
+VIOLATIONS: Columns = {
+    "profile": _text("profile"), "budget, ms": _three("budget_ms"), "runs": _count("runs"),
+    "over it": _share("over"), "error of the prediction, %": _percent("mape", 1),
+}  # fmt: skip
+SEEDS: Columns = {
+    "method": _text("name"),
+    "seeds": _count("seeds"),
+    "accuracy, %": _ranged(_percent("accuracy"), _percent("accuracy_sem"), form=" ± {}"),
+    "p50, ms": _ranged(_three("p50"), _three("p50_sem"), form=" ± {}"),
+    "p90 - p50, ms": _three("tail_gap"),
+}
+ENERGY: Columns = {
+    "method": _text("name"), "p50, ms": _three("p50"), "energy, mJ": _three("energy_mj"),
+}  # fmt: skip
+COVERAGE = "Coverage is the share of samples held out of epsilon that drift at most epsilon."
+AUDITED = "What a larger budget made worse: accuracy, or latency beyond what it should take."
+SECTIONS: tuple[tuple[str, str, str, Columns | Callable[[Sequence[Row]], str]], ...] = (
+    ("results", "", "", _results),
+    ("violations", "Budgets kept", "Runs over the latency that was asked for.", VIOLATIONS),
+    ("audit", "Monotone budgets", AUDITED, AUDIT),
+    ("seeds", "Seeds", "Means over seeds, with their standard errors.", SEEDS),
+    ("certificates", "Certificates", COVERAGE, CERTIFICATES),
+    ("ablations", "Ablations", "Each variant at the same latency target.", ABLATIONS),
+    ("allocation_blocks", "Allocation", "Share of full rank, and bits, by block.", _allocation),
+    ("devices", "Devices", "The same artifact elsewhere, p50 [p90] in ms.", _devices),
+    ("proxies", "Predicted latency", "Mean error of each proxy, %; bold is the least.", _proxies),
+    ("energy", "Energy", "", ENERGY),
+)
+PICTURES = {
+    "results": ("pareto", "Accuracy against latency and against size, T3C's profiles on a line"),
+    "certificates": ("certificates", "Drift that was seen against epsilon, with the diagonal"),
+    "ablations": ("ablations", "Accuracy lost by each variant, as bars"),
+    "allocation_blocks": ("allocation", "Rank as colour and bits as text, by layer and profile"),
+}

@@ -1,0 +1,78 @@
+"""Networks that we train ourselves, and where their weights are kept.
+
+`python benchmarks/base.py` trains them; the weights lie in T3C_BASE (default out/base), one file a
+network, outside the repository.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from t3c.errors import DataError
+from t3c.zoo.small_vit import SmallViT
+from t3c.zoo.wide_cnn import WideCnn, whiten_
+
+FOLDER = Path("out/base")
+RECIPE = "recipe"  # in the metadata of a weights file: the key of the recipe that made it
+
+
+def _wide_cnn(images: Tensor) -> nn.Module:
+    model = WideCnn()
+    whiten_(model, images[:5_000])
+    return model
+
+
+def _small_vit(images: Tensor) -> nn.Module:
+    return SmallViT()
+
+
+# Each takes images (n, 3, 32, 32) that it will be trained on.
+NETWORKS: Mapping[str, Callable[[Tensor], nn.Module]] = {
+    "cifar10-cnn": _wide_cnn,
+    "cifar10-vit": _small_vit,
+}
+
+
+def base_folder() -> Path:
+    """Where weights of trained networks are kept."""
+    return Path(os.environ.get("T3C_BASE") or FOLDER)
+
+
+def base_file(name: str, folder: Path | None = None) -> Path:
+    """The weights of a network, whether they are there or not."""
+    return (folder or base_folder()) / f"{name}.safetensors"
+
+
+def made_by(path: Path) -> str | None:
+    """The key of the recipe that made a weights file; None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return str((file.metadata() or {}).get(RECIPE, ""))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {_line(error)}") from error
+
+
+def base_network(name: str, folder: Path | None = None) -> nn.Module:
+    """A trained network in evaluation mode."""
+    path = base_file(name, folder)
+    if not path.is_file():
+        raise DataError(f"{path} is not there: train it with `python benchmarks/base.py {name}`")
+    model = NETWORKS[name](torch.randn(8, 3, 32, 32))
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise DataError(f"{path} holds no weights of {name}: {_line(error)}") from error
+    return model.eval().requires_grad_(True)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
