@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from t3c.errors import T3CError
+from t3c.errors import DataError, T3CError
 from t3c.experiments.base import accuracy, load_base, train_base
 from t3c.zoo.bases import NETWORKS, base_folder, base_network
 from t3c.zoo.cifar10 import cifar10
@@ -20,7 +20,7 @@ CONFIGS = Path(__file__).parents[1] / "configs" / "base"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=[*NETWORKS])
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--to", type=Path, default=base_folder())
     parser.add_argument("--test", action="store_true", help="test the weights at the end")
     given = parser.parse_args()
@@ -29,7 +29,10 @@ def main() -> int:
         sys.stderr.write(f"· {text}\n")
 
     try:
-        for name in given.networks:
+        unknown = [name for name in given.networks if name not in NETWORKS]
+        if unknown:
+            raise DataError(f"no network {unknown[0]!r}: known are {', '.join(NETWORKS)}")
+        for name in given.networks or NETWORKS:
             recipe = load_base(CONFIGS / f"{name}.yaml")
             path = train_base(recipe, given.to, say=say, watch=lambda text, done, of: None)
             sys.stdout.write(f"{path}\n")

@@ -1,4 +1,4 @@
-"""`make docs`: put the tables of out/bench-*.json, and their pictures, into the docs."""
+"""`make docs`: put tables and pictures of out/bench-*.json and out/results-*.json into docs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from t3c.files import write_atomic
 from t3c.report.certificates import figures_picture
 from t3c.report.cost import cost_picture
 from t3c.report.fidelity import fidelity_picture
+from t3c.report.results import results_text
+from t3c.report.results_charts import results_pictures
 from t3c.report.runtime import sizes_picture
 from t3c.report.training import training_picture
 
 DOCS, OUT = Path("docs"), Path("out")
 BLOCK = re.compile(r"(<!-- table (bench-\w+) (\w+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.S)
+RESULTS = re.compile(r"(<!-- results ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def main() -> int:
     for page in sorted(DOCS.glob("*.md")):
         text = page.read_text()
-        write_atomic(page, BLOCK.sub(_filled, text).encode())
+        write_atomic(page, RESULTS.sub(_results, BLOCK.sub(_filled, text)).encode())
     for name, schema in schemas().items():
         (DOCS / "schema").mkdir(exist_ok=True)
         write_atomic(DOCS / "schema" / name, schema.encode())
@@ -48,6 +51,18 @@ def main() -> int:
     if cost:
         write_atomic(DOCS / "cost.svg", cost_picture(cost["tables"]["held_out"]).encode())
     return 0
+
+
+def _results(block: re.Match[str]) -> str:
+    """The block of a model with its results anew, their pictures beside the page; or as it is."""
+    model = block[2]
+    measured = _read(f"results-{model}")
+    if not measured:
+        return block[0]
+    pictures = results_pictures(model, measured["tables"])
+    for shown, picture in pictures.items():
+        write_atomic(DOCS / f"results-{model}-{shown}.svg", picture.encode())
+    return f"{block[1]}{results_text(model, measured, pictures)}{block[3]}"
 
 
 def _filled(block: re.Match[str]) -> str:

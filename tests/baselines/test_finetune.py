@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from torch import Tensor, nn
 
-import tiny
 from t3c.baselines import finetune
 from t3c.baselines.finetune import (
     TIMED,
@@ -53,7 +53,8 @@ def test_batches_are_the_same_again_and_take_every_image_once_an_epoch() -> None
     given = training(augmentations=("horizontal_flip",))
     one, other = (list(itertools.islice(given.batches(), 4)) for _ in range(2))
     for (a, x), (b, y) in zip(one, other, strict=True):
-        assert torch.equal(a, b) and torch.equal(x, y)
+        assert torch.equal(a, b)
+        assert torch.equal(x, y)
     plain = list(itertools.islice(training().batches(), 4))
     epochs = [torch.cat([plain[i][0], plain[i + 1][0]]) for i in (0, 2)]
     for epoch in epochs:
@@ -77,7 +78,8 @@ def test_training_draws_the_model_to_the_original(student: nn.Module) -> None:
             student, given, learning_rate=3e-3, before_step=shares.append,
             watch=lambda *told: seen.append(told),
         )  # fmt: skip
-    assert done.steps == len(done.losses) == 30 and done.seconds > 0
+    assert done.steps == len(done.losses) == 30
+    assert done.seconds > 0
     assert shares == [step / 30 for step in range(30)]
     assert seen[-1] == (f"step 30: loss {done.losses[-1]:.3f}", 30, 30)
     assert np.mean(done.losses[-5:]) < 0.5 * done.losses[0]
@@ -113,7 +115,8 @@ def test_minutes_are_turned_into_steps_that_fit(
     )  # fmt: skip
     handle.remove()
     wanted = int((60 - 30 - 2 * (TIMED - 1)) / 2)
-    assert done.steps == wanted and done.seconds == 60
+    assert done.steps == wanted
+    assert done.seconds == 60
     assert shares == [0.0] * TIMED + [step / wanted for step in range(wanted)]
     # What was timed has left no trace.
     again = finetune_(pinned, training(steps=wanted), learning_rate=1e-3)
@@ -164,7 +167,7 @@ def test_a_training_that_cannot_be_is_refused(options: Any, message: str) -> Non
         training(**options)
 
 
-class Doubled(nn.Module):
+class Pushed(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight + weight.detach().sign()
 
@@ -176,7 +179,7 @@ def test_layers_that_share_a_weight_are_changed_together() -> None:
     assert {name: len(sharing) for name, sharing in layers.items()} == {"0": 2, "1": 1}
     before = model[0].weight.detach().clone()
     for sharing in layers.values():
-        reparametrize_(sharing, Doubled())
+        reparametrize_(sharing, Pushed())
     assert len(list(model.parameters())) == 5
     settle_(layers)
     assert model[2].weight is model[0].weight

@@ -1,9 +1,10 @@
-"""Weights of 4 bits: what runs has so few values, is near the original, and takes half the bytes."""
+"""Weights of 4 bits: what runs has so few values, is near the original, and is packed as such."""
 
 from __future__ import annotations
 
 import copy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,8 @@ def network(name: str) -> nn.Module:
 
 @cache
 def made(name: str, ends: bool = False) -> Baseline:
-    samples = images(32, 0)
-    training = Training(network(name), samples, torch.zeros(32), minutes=1)
+    samples = images(16, 0)
+    training = Training(network(name), samples, torch.zeros(16), minutes=1)
     task = Task(b"", samples.numpy(), ENGINE, ACTIVATIONS[name], training=training)
     return ptq4(task, ends=ends)
 
@@ -103,12 +104,7 @@ def test_what_runs_has_four_bits_but_at_its_ends(name: str) -> None:
     layers = weight_layers(network(name))
     found = codes(made(name).model)
     assert len(found) == len(layers)
-    many = []
-    for code in found:
-        values = [len(np.unique(row)) for row in code]
-        assert max(values) <= 15 or code.shape[0] in (16, 32, 10)
-        if max(values) > 15:
-            many.append(code.size)
+    many = [code.size for code in found if max(len(np.unique(row)) for row in code) > 15]
     sizes = [layer.weight.numel() for layer in layers.values()]
     assert sorted(many) == sorted([sizes[0], sizes[-1]])
 
@@ -122,27 +118,29 @@ def test_it_is_nearer_than_plain_rounding(name: str) -> None:
     with torch.no_grad():
         without = drift(plain(test).numpy(), name, test)
     found = drift(answers(made(name), test), name, test)
-    print(name, found, without)
-    assert found < 0.8 * without
+    assert found < 0.5 * without
 
 
-def test_the_file_has_four_bits_and_what_it_needs_besides() -> None:
-    layers = weight_layers(network("tokens"))
-    weights = [layer.weight for layer in layers.values()]
-    middle, ends = weights[1:-1], [weights[0], weights[-1]]
-    bits = sum(4 * w.numel() for w in middle) + sum(8 * w.numel() for w in ends)
+def test_the_file_has_four_bits_and_what_it_needs_besides(tmp_path: Path) -> None:
+    model, baseline = network("tokens"), made("tokens")
+    weights = [layer.weight for layer in weight_layers(model).values()]
+    bits = [8, *(4 for _ in weights[2:]), 8]
+    codes = sum(b * w.numel() // 8 for b, w in zip(bits, weights, strict=True))
+    floats = sum(p.numel() for p in model.parameters()) - sum(w.numel() for w in weights)
     scales = sum(len(w) for w in weights)
-    rest = sum(p.numel() for p in network("tokens").parameters()) - sum(map(Tensor.numel, weights))
-    bare = bits // 8 + 4 * scales + 4 * rest
-    half = sum(w.numel() for w in ends) // 2
-    assert made("tokens").size_bytes - made("tokens", ends=True).size_bytes == half
-    assert bare < made("tokens").size_bytes
+    ov.save_model(baseline.model, tmp_path / "model.xml", compress_to_fp16=False)
+    topology = (tmp_path / "model.xml").stat().st_size
+    names = baseline.size_bytes - topology - codes - 4 * (floats + scales)
+    assert 0 < names < 50 * len(list(model.parameters()))  # of the tensors, and their shapes
 
 
-def test_with_its_ends_all_has_four_bits() -> None:
-    assert (
-        max(len(np.unique(row)) for c in codes(made("tokens", ends=True).model) for row in c) <= 15
-    )
+def test_its_ends_may_have_four_bits_too() -> None:
+    four = made("tokens", ends=True)
+    assert max(len(np.unique(row)) for code in codes(four.model) for row in code) <= 15
+    layers = list(weight_layers(network("tokens")).values())
+    saved = (layers[0].weight.numel() + layers[-1].weight.numel()) // 2
+    # OpenVINO numbers its nodes on and on, so that names in the topology get longer.
+    assert made("tokens").size_bytes - four.size_bytes == pytest.approx(saved, abs=100)
 
 
 def test_the_original_is_not_changed() -> None:

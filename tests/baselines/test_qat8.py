@@ -3,50 +3,44 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import pytest
+import tiny
 import torch
 from nncf.torch.quantization import extensions
-from nncf.torch.quantization.reference import ReferenceQuantizedFunctions, torch_executor
-from torch import Tensor, nn
+from nncf.torch.quantization.reference import ReferenceQuantizedFunctions
+from torch import nn
 
-from t3c.baselines import TRAINED
-from t3c.baselines.baseline import bytes_on_disk
-from t3c.baselines.qat8 import (
-    QatConfig,
-    Trained,
-    build_kernels,
-    prepare_qat,
-    qat8,
-    qat_optimizer,
-    qat_step,
-    saturates,
-)
-from t3c.errors import DataError, SpecError, T3CError, TrainError
-from t3c.runtime.engines.openvino import OpenVINO
-from t3c.train.losses import classification
+from t3c.baselines import baseline
+from t3c.baselines import qat8 as module
+from t3c.baselines.baseline import Baseline, Task, bytes_on_disk, saturates
+from t3c.baselines.finetune import Training
+from t3c.baselines.qat8 import build_kernels, prepare_qat, qat8
+from t3c.errors import DataError, T3CError
+from t3c.runtime.engines.openvino import OpenVINO, OpenVINOSession
 from t3c.zoo.digits import Digits
 
 LAYERS = 10  # convolutions and the head of the digits network
-FEW = QatConfig(steps=12, learning_rate=1e-3)
-MODULE = sys.modules["t3c.baselines.qat8"]
+STEPS, RATE = 20, 1e-4
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A baseline, what it runs in, and what it was made of in torch."""
+
+    baseline: Baseline
+    session: OpenVINOSession
+    model: nn.Module
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _plain_kernels() -> Iterator[None]:
-    """NNCF's kernels in plain torch, which compute the same: compiling them takes a minute."""
-    plain = SimpleNamespace(
-        Quantize_forward=torch_executor.forward, Quantize_backward=torch_executor.backward
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extensions.QuantizedFunctionsCPU, "_loaded_namespace", plain)
+    with tiny.plain_kernels():
         yield
 
 
@@ -61,27 +55,25 @@ def prepared(trained: nn.Module, samples: Any) -> nn.Module:
     return prepare_qat(trained, samples)
 
 
+def made(model: nn.Module, digits: Digits, samples: Any, **options: Any) -> Trained:
+    images, labels = digits.train
+    training = Training(model, images[:512], labels[:512], minutes=1, steps=STEPS, batch=32)
+    task = Task(b"", samples, OpenVINO(1), training=training, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        seen = tiny.recorded(patch, module)
+        found = qat8(task, learning_rate=RATE)
+    return Trained(found, OpenVINO(1).compile_read(found.model), seen[0])
+
+
 @pytest.fixture(scope="module")
 def result(trained: nn.Module, digits: Digits, samples: Any) -> Trained:
-    return qat8(trained, digits.loader(32), samples, OpenVINO(1), FEW)
-
-
-@pytest.fixture
-def unprepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training without quantizers, for what does not depend on them."""
-    monkeypatch.setattr(MODULE, "prepare_qat", lambda model, samples: copy.deepcopy(model).eval())
+    return made(trained, digits, samples)
 
 
 @torch.no_grad()
 def difference(a: Any, b: Any) -> float:
     a, b = torch.as_tensor(a), torch.as_tensor(b)
     return float((a - b).norm() / b.norm())
-
-
-@torch.no_grad()
-def loss_of(model: nn.Module, digits: Digits) -> float:
-    images, labels = digits.train
-    return float(classification(model(images[:256]), labels[:256]))
 
 
 def test_quantizing_alone_stays_close(
@@ -93,9 +85,16 @@ def test_quantizing_alone_stays_close(
     assert 0.005 < drift < 0.15
 
 
-def test_training_lowers_the_loss(result: Trained, prepared: nn.Module, digits: Digits) -> None:
-    assert len(result.losses) == FEW.steps
-    assert loss_of(result.model, digits) < 0.9 * loss_of(prepared, digits)
+def test_training_draws_it_to_the_original(
+    result: Trained, prepared: nn.Module, trained: nn.Module, digits: Digits
+) -> None:
+    assert (result.baseline.name, result.baseline.steps) == ("qat8", STEPS)
+    assert result.baseline.seconds > 0
+    images = digits.train[0][:256]
+    with torch.no_grad():
+        wanted = copy.deepcopy(trained).eval()(images)
+        before, after = (difference(model(images), wanted) for model in (prepared, result.model))
+    assert after < 0.95 * before
 
 
 def test_training_moves_weights_and_scales_but_no_statistics(
@@ -116,7 +115,7 @@ def test_the_session_computes_what_torch_does(
     result: Trained, trained: nn.Module, digits: Digits, size: int
 ) -> None:
     images = digits.test[0][:64]
-    run = result.baseline.session.run
+    run = result.session.run
     answers = np.concatenate([run([part.numpy()])[0] for part in images.split(size)])
     with torch.no_grad():
         wanted, original = result.model(images), trained(images)
@@ -134,11 +133,11 @@ def weight_of(layer: ov.Node) -> ov.Node:
 
 
 def test_layers_have_int8_weights_and_int8_kernels(result: Trained) -> None:
-    graph = result.baseline.session.model  # type: ignore[attr-defined]
+    graph = result.baseline.model
     layers = [n for n in graph.get_ops() if n.get_type_name() in ("Convolution", "MatMul")]
     assert [weight_of(n).get_element_type() for n in layers] == [ov.Type.i8] * LAYERS
-    result.baseline.session.run([np.zeros((1, 1, 32, 32), np.float32)])
-    compiled = result.baseline.session.compiled[((1, 1, 32, 32),)]  # type: ignore[attr-defined]
+    result.session.run([np.zeros((1, 1, 32, 32), np.float32)])
+    compiled = result.session.compiled[((1, 1, 32, 32),)]
     kernels = [
         node.get_rt_info()["primitiveType"].astype(str)
         for node in compiled.model.get_runtime_model().get_ops()
@@ -149,7 +148,7 @@ def test_layers_have_int8_weights_and_int8_kernels(result: Trained) -> None:
 
 
 def test_weights_that_would_saturate_are_in_half_the_range(result: Trained) -> None:
-    graph = result.baseline.session.model  # type: ignore[attr-defined]
+    graph = result.baseline.model
     layers = [n for n in graph.get_ops() if n.get_type_name() in ("Convolution", "MatMul")]
     largest = [int(np.abs(weight_of(n).data.astype(int)).max()) for n in layers]
     # Pairs of products of 255 x 64 fit 16 bits; training moves a few weights a little beyond.
@@ -162,100 +161,45 @@ def constants(graph: ov.Model) -> int:
 
 
 def test_it_is_small(result: Trained, trained: nn.Module) -> None:
-    graph = result.baseline.session.model  # type: ignore[attr-defined]
+    graph = result.baseline.model
     plain = sum(4 * p.numel() for p in trained.parameters() if p.dim() > 1)
     assert 0.25 * plain < constants(graph) < 0.35 * plain
     assert constants(graph) < result.baseline.size_bytes == bytes_on_disk(graph)
-
-
-def test_seconds_are_told_apart(result: Trained) -> None:
-    spent = result.seconds
-    assert spent.building < 1  # they are there already
-    assert min(spent.preparing, spent.stepping, spent.exporting) > 0.01
 
 
 def test_two_runs_agree_and_leave_the_original_alone(
     result: Trained, trained: nn.Module, digits: Digits, samples: Any, capfd: Any
 ) -> None:
     model = copy.deepcopy(trained).train().requires_grad_(False)
-    seen = []
-    again = TRAINED["qat8"](
-        model, digits.loader(32), samples, OpenVINO(1), FEW, on_step=lambda *a: seen.append(a)
-    )
-    assert seen == list(enumerate(result.losses))
-    assert again.losses == result.losses
+    with tiny.unchanged(model):
+        again = made(model, digits, samples)
     image = digits.test[0][:1].numpy()
-    one, other = (r.baseline.session.run([image])[0] for r in (result, again))
+    one, other = (r.session.run([image])[0] for r in (result, again))
     assert np.array_equal(one, other)
-    assert all(m.training for m in model.modules())
-    assert not any(p.requires_grad for p in model.parameters())
-    assert all(torch.equal(v, model.state_dict()[n]) for n, v in trained.state_dict().items())
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("unprepared")
-@pytest.mark.parametrize("teacher", [False, True])
-def test_a_teacher_stands_in_for_the_labels(
-    trained: nn.Module, digits: Digits, samples: Any, teacher: bool
+def test_a_transformer_is_told_to_nncf(
+    trained: nn.Module, digits: Digits, samples: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class SeenError(Exception):
         pass
 
-    def loss(outputs: Tensor, target: Tensor) -> Tensor:
-        raise SeenError(target)
+    def quantize(model: nn.Module, dataset: object, **options: Any) -> None:
+        raise SeenError(options["model_type"])
 
-    images, labels = digits.train[0][:8], digits.train[1][:8]
-    with pytest.raises(SeenError) as caught:
-        qat8(
-            trained, [(images, labels)], samples, OpenVINO(1),
-            QatConfig(steps=1, teacher=teacher), loss=loss,
-        )  # fmt: skip
-    with torch.no_grad():
-        wanted = copy.deepcopy(trained).eval()(images) if teacher else labels
-    assert torch.equal(caught.value.args[0], wanted)
-
-
-def test_a_step_is_clipped_and_a_loss_that_is_not_finite_changes_nothing(
-    prepared: nn.Module, digits: Digits
-) -> None:
-    model = copy.deepcopy(prepared)
-    images, labels = digits.train[0][:8], digits.train[1][:8]
-    optimizer = torch.optim.SGD(qat_optimizer(model, FEW).param_groups[0]["params"], lr=1.0)
-
-    def moved() -> float:
-        pairs = zip(model.parameters(), prepared.parameters(), strict=True)
-        return float(
-            sum((a - b).detach().square().sum() for a, b in pairs if a.requires_grad) ** 0.5
-        )
-
-    with pytest.raises(TrainError, match=r"^the loss is not finite: nan$"):
-        qat_step(model, optimizer, images, labels, loss=lambda z, y: z.sum() * torch.nan)
-    assert moved() == 0
-    with torch.no_grad():
-        before = float(classification(prepared(images), labels))
-    assert qat_step(model, optimizer, images, labels, clip_norm=1e-3) == pytest.approx(before)
-    assert moved() == pytest.approx(1e-3, rel=0.01)
+    nncf = baseline.nncf_library()
+    monkeypatch.setattr(nncf, "quantize", quantize)
+    for transformer, wanted in ((True, nncf.ModelType.TRANSFORMER), (False, None)):
+        with pytest.raises(SeenError) as caught:
+            made(trained, digits, samples, transformer=transformer)
+        assert caught.value.args == (wanted,)
 
 
 def refused(message: str, call: Any) -> None:
     with pytest.raises(T3CError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("unprepared")
-def test_training_that_cannot_be_is_refused_in_one_line(
-    trained: nn.Module, digits: Digits, samples: Any
-) -> None:
-    pair = (digits.train[0][:4], digits.train[1][:4])
-
-    def run(batches: Any, **options: Any) -> Any:
-        return lambda: qat8(trained, batches, samples, OpenVINO(1), QatConfig(steps=3), **options)
-
-    refused("the training data is empty", run([]))
-    refused(r"batches of \(inputs, target\)", run([pair[0]]))
-    refused("step 0: the loss is not finite: nan", run([pair], loss=lambda z, y: z.sum() / 0 * 0))
-    refused("step 0: the loss is not finite: nan", run([(pair[0] * torch.nan, pair[1])]))
 
 
 def test_samples_that_cannot_be_are_refused(trained: nn.Module, samples: Any) -> None:
@@ -266,16 +210,6 @@ def test_samples_that_cannot_be_are_refused(trained: nn.Module, samples: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("steps", 0), ("learning_rate", 0.0), ("learning_rate", float("nan")), ("warmup", 1.0),
-     ("weight_decay", -0.1), ("clip_norm", 0.0)],
-)  # fmt: skip
-def test_a_config_that_cannot_be_is_refused(name: str, value: float) -> None:
-    with pytest.raises(SpecError, match=f"^{name} must be "):
-        QatConfig(**{name: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
     ("cpu", "saturating"),
     [("Some CPU avx2", True), ("Some CPU avx2 avx512f", True), ("Some CPU avx2 avx_vnni", False),
      ("Some CPU avx2 avx512f avx512_vnni", False), ("aarch64", False)],
@@ -283,7 +217,7 @@ def test_a_config_that_cannot_be_is_refused(name: str, value: float) -> None:
 def test_only_old_int8_kernels_saturate(
     monkeypatch: pytest.MonkeyPatch, cpu: str, saturating: bool
 ) -> None:
-    monkeypatch.setattr(MODULE, "cpu_name", lambda: cpu)
+    monkeypatch.setattr(baseline, "cpu_name", lambda: cpu)
     assert saturates() == saturating
 
 
@@ -299,8 +233,3 @@ def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(kernels, "get", never)
     monkeypatch.setattr(extensions.QuantizedFunctionsCPULoader, "get_build_dir", lambda: "folder")
     refused("a long wait: if an earlier build was cut short, remove folder$", build_kernels)
-
-
-def test_the_registry_does_without_torch() -> None:
-    code = "import sys, t3c.baselines; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,9 +70,8 @@ def task(steps: int = 4, model: nn.Module | None = None, **options: Any) -> Task
 
 
 def answers(made: Baseline) -> Any:
-    """What the model of OpenVINO says of 16 images: (16, 5)."""
-    session = OpenVINO(1).compile_read(made.model)
-    return session.run([images(16, 4).numpy()])[0]
+    """What the model of OpenVINO says of the 16 images that drifts are measured on: (16, 5)."""
+    return OpenVINO(1).compile_read(made.model).run([images(16, 4).numpy()])[0]
 
 
 @contextmanager
@@ -101,6 +102,38 @@ def codes(graph: ov.Model) -> list[Any]:
             assert source.get_element_type() == ov.Type.i8
             found.append(np.array(source.data))
     return found
+
+
+def recorded(patch: pytest.MonkeyPatch, module: Any, *, convert: bool = True) -> list[nn.Module]:
+    """The models in torch that a method makes graphs of; without `convert` it makes none, which
+    takes seconds."""
+    seen: list[nn.Module] = []
+    converted = module.to_openvino
+    nothing = ov.opset13.parameter([1, 3, 8, 8])
+
+    def noted(model: nn.Module, sample: Any) -> ov.Model:
+        seen.append(model)
+        return converted(model, sample) if convert else ov.Model([nothing], [nothing])
+
+    patch.setattr(module, "to_openvino", noted)
+    if not convert:
+        patch.setattr(module, "quantized", lambda graph, task: graph, raising=False)
+    return seen
+
+
+@torch.no_grad()
+def drift(model: nn.Module, original: nn.Module) -> float:
+    """Of the outputs on images that neither was trained on, relative to the original's."""
+    few = images(16, 4)
+    one, other = model.eval()(few), copy.deepcopy(original).eval()(few)
+    return float((one - other).norm() / other.norm())
+
+
+def stored(made: Baseline) -> int:
+    """Bytes of the packed weights and all else that is no topology."""
+    with tempfile.TemporaryDirectory() as folder:
+        ov.save_model(made.model, Path(folder) / "model.xml", compress_to_fp16=False)
+        return made.size_bytes - (Path(folder) / "model.xml").stat().st_size
 
 
 @contextmanager

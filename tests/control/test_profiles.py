@@ -176,7 +176,10 @@ def test_thin_is_even_in_the_logs_of_time_and_size() -> None:
     sizes = [1, 1.1, 1.2, 5, 9, 10]
     assert thin([measured(str(size), 1.0, size) for size in sizes], 3) == ["1", "5", "10"]
     # The second takes half of the way in time, the third in size: together each takes a third.
-    both = [measured(n, *taken) for n, taken in zip("abcd", [(1, 1), (4, 1), (4, 4), (4, 16)], strict=True)]
+    both = [
+        measured(n, *taken)
+        for n, taken in zip("abcd", [(1, 1), (4, 1), (4, 4), (4, 16)], strict=True)
+    ]
     assert thin(both, 2) == ["a", "d"]
     assert thin(both, 3) in (["a", "b", "d"], ["a", "c", "d"])
 

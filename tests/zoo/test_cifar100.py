@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from t3c.cli import app
 from t3c.errors import DataError
@@ -163,8 +164,6 @@ def test_it_is_not_downloaded(tmp_path: Path) -> None:
 
 
 def test_by_the_command(source: Path, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    done = CliRunner().invoke(app.app, ["data", "get", "cifar100", "--from", str(source)])
+    done = CliRunner().invoke(app, ["data", "get", "cifar100", "--from", str(source)])
     assert (done.exit_code, done.stdout) == (0, "out/data/cifar100\n")
     assert (tmp_path / "out/data/cifar100/test.bin").read_bytes() == records("test").tobytes()

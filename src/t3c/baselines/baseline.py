@@ -99,11 +99,11 @@ def saturates() -> bool:
 
 def nncf_library() -> Any:
     """NNCF, told to be quiet."""
-    logging.getLogger("nncf").setLevel(logging.ERROR)
     try:
         import nncf
     except ImportError as missing:
         raise MissingExtraError("nncf", "bench") from missing
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # importing it sets its own
     return nncf
 
 

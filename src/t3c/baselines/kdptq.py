@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from t3c.baselines.baseline import Baseline, Task, bytes_on_disk, saturates
-from t3c.baselines.finetune import finetune_, to_openvino
-from t3c.baselines.qat8 import prepare_qat
+from t3c.baselines.finetune import finetune_
+from t3c.baselines.qat8 import prepare_qat, qat_graph
 
 
 def kdptq(task: Task, *, learning_rate: float = 1e-5) -> Baseline:
@@ -24,7 +24,7 @@ def kdptq(task: Task, *, learning_rate: float = 1e-5) -> Baseline:
     model = prepare_qat(training.model, task.samples, transformer=task.transformer)
     unlabelled = replace(training, images=images, targets=none, labels=0.0)
     done = finetune_(model, unlabelled, learning_rate=learning_rate, watch=task.watch)
-    graph = to_openvino(model, task.samples[:1])
+    graph = qat_graph(model, task.samples[:1])
     method = f"NNCF post-training quantization, 8 bits, distilled on {len(images)} samples"
     method += ", weights 7" if saturates() else ""
     return Baseline("kdptq", method, graph, bytes_on_disk(graph), done.steps, done.seconds)

@@ -21,13 +21,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from t3c.errors import SpecError, TrainError
+from t3c.errors import DataError, SpecError, TrainError
 from t3c.experiments.settings import read_settings
 from t3c.files import write_atomic
 from t3c.train.augment import horizontal_flip, shift
 from t3c.train.checkpoint import alone, latest, load_checkpoint, save_checkpoint
 from t3c.train.schedules import draws, noise
-from t3c.zoo.bases import NETWORKS, RECIPE, base_file, made_by
+from t3c.zoo.bases import NETWORKS, RECIPE, base_file, made_by, new_network
 from t3c.zoo.cifar10 import cifar10
 
 HELD = 2_000  # images of the training part that base training does not see
@@ -82,14 +82,19 @@ class BaseRecipe:
         for name in ("learning_rate", "bias_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SpecError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("momentum", "label_smoothing", "rise", "final"):
+        for name in ("label_smoothing", "rise", "final"):
             if not 0 <= getattr(self, name) < 1:
                 raise SpecError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0 < self.momentum < 1:
+            raise SpecError(f"momentum must be between 0 and 1, got {self.momentum}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(f"weight_decay must be at least 0, got {self.weight_decay}")
 
     @property
     def key(self) -> str:
-        """A name that only this recipe has."""
-        told = json.dumps(asdict(self), sort_keys=True)
+        """A name that only this recipe and this network have."""
+        shapes = {name: list(t.shape) for name, t in new_network(self.network).state_dict().items()}
+        told = json.dumps([asdict(self), HELD, shapes], sort_keys=True)
         return f"{self.network}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
     @property
@@ -115,17 +120,20 @@ def train_base(recipe: BaseRecipe, folder: Path, *, say: Say, watch: Watch) -> P
 
     Training is checked on the images held back; the test images are not looked at.
     """
-    final = base_file(recipe.network, folder)
-    if made_by(final) == recipe.key:
+    final, key = base_file(recipe.network, folder), recipe.key
+    if made_by(final) == key:
         say(f"{recipe.network} is trained: {final}")
         return final
+    _check_phases(recipe)
     images, labels = cifar10("train")
+    if len(labels) < HELD + recipe.batch:
+        raise DataError(f"{len(labels)} images are too few for batches of {recipe.batch}")
     kept, held = (images[:-HELD], labels[:-HELD]), (images[-HELD:], labels[-HELD:])
     torch.manual_seed(recipe.seed)
     model = NETWORKS[recipe.network](kept[0])
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = _optimizer(model, recipe)
-    work = folder / recipe.key
+    work = folder / key
     checkpoints = work / "checkpoints"
     with alone(work):
         found = latest(checkpoints, say)
@@ -143,7 +151,9 @@ def train_base(recipe: BaseRecipe, folder: Path, *, say: Say, watch: Watch) -> P
             )
             save_checkpoint(checkpoints, epoch + 1, model, optimizer, {"loss": loss})
         tensors = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
-        write_atomic(final, save(tensors, {RECIPE: recipe.key}), TrainError)
+        if not all(t.isfinite().all() for t in tensors.values()):
+            raise TrainError(f"{recipe.network}: weights are not finite after the last step")
+        write_atomic(final, save(tensors, {RECIPE: key}), TrainError)
     return final
 
 
@@ -154,6 +164,21 @@ def accuracy(model: nn.Module, part: tuple[Tensor, Tensor]) -> float:
     pairs = zip(*(torch.split(values, EVALUATED) for values in part), strict=True)
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in pairs)
     return right / len(part[1])
+
+
+@torch.no_grad()
+def _check_phases(recipe: BaseRecipe) -> None:
+    """Refuse images and tokens that a network does not take, before anything is trained."""
+    model = new_network(recipe.network).eval()
+    for phase in recipe.phases:
+        if phase.kept is not None and not hasattr(model, "kept"):
+            raise SpecError(f"{recipe.network} has no tokens to keep {phase.kept} of")
+        try:
+            model(torch.zeros(1, 3, phase.side, phase.side))
+        except RuntimeError as error:
+            raise SpecError(
+                f"{recipe.network} does not take images of {phase.side} pixels: {error}"
+            ) from error
 
 
 def _optimizer(model: nn.Module, recipe: BaseRecipe) -> torch.optim.Optimizer:

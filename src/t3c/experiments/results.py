@@ -251,6 +251,7 @@ class Results:
         names = [profile.name for profile in runtime.chain]
         drifts = {name: compared.drifts(f"t3c-{name}") for name in names}
         right = {name: compared.right(f"t3c-{name}") for name in names}
+        live = {name: compared.times[f"t3c-{name}"] for name in names}
         samples = self.subject.test[0][:8].numpy()
         energy, why = energy_rows(runtime, samples[:1])
         if why:
@@ -263,10 +264,10 @@ class Results:
             "allocation": allocation_rows(runtime.artifact, runtime.forms),
             "allocation_blocks": allocation_blocks(runtime.artifact, runtime.forms),
             "violations": violation_rows(runtime, samples),
-            "audit": audit_rows(runtime, right),
+            "audit": audit_rows(runtime, right, live=live),
             "devices": device_rows(runtime.artifact),
             "proxies": proxy_rows(proxies) if proxies else [],
-            "energy": energy,
+            "energy": energy or [{"reason": why}],
         }
 
 

@@ -87,7 +87,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return tuple(build(kind, v, f"{where}.{i}") for i, v in enumerate(value))  # type: ignore[arg-type]
     if kind is not None:
         if value is None:  # an empty section
-            return None if NoneType in get_args(hint) else kind()  # type: ignore[operator]
+            return None if NoneType in get_args(hint) else build(kind, {}, where)  # type: ignore[arg-type]
         return build(kind, value, where)  # type: ignore[arg-type]
     try:
         # JSON, since strict there are lists for tuples and names for choices, yet no "12" for 12.

@@ -118,7 +118,8 @@ def drift_picture(model: str, drifts: Sequence[Row], certificates: Sequence[Row]
 
 def ablation_picture(model: str, rows: Sequence[Row]) -> str:
     """The accuracy that each variant loses as a bar, with its latency and size beside it."""
-    drops = [100 * d for row in rows if (d := number(row, "drop")) is not None]
+    keys = ("drop", "drop_low", "drop_high")
+    drops = [100 * d for row in rows for key in keys if (d := number(row, key)) is not None]
     if not drops:
         return ""
     left = 28 + 7.5 * max(len(row["variant"]) for row in rows)
@@ -142,6 +143,10 @@ def ablation_picture(model: str, rows: Sequence[Row]) -> str:
             style = "aware" if row["variant"] == "joint" else "plain"
             box = f'x="{min(zero, end):.1f}" y="{middle - 9}" width="{abs(end - zero):.1f}"'
             parts.append(f'<rect class="{style}" {box} height="18"/>')
+        low, high = number(row, "drop_low"), number(row, "drop_high")
+        if low is not None and high is not None:
+            a, b = (x.at(100 * end, left, right) for end in (low, high))
+            parts += _whisker("original", a, middle, b, middle)
     parts.append(_line("axis", zero, 40, zero, bottom))
     below = "accuracy below the original, points"
     parts.append(_text("title mid", (left + right) / 2, bottom + 42, below))
@@ -150,13 +155,14 @@ def ablation_picture(model: str, rows: Sequence[Row]) -> str:
 
 
 def allocation_picture(model: str, rows: Sequence[Row]) -> str:
-    """Layers down, profiles across: rank as colour, bits as text, blocks apart."""
+    """Layers down, profiles across: rank as colour, bits as text; without the prefix all share."""
     layers = dict.fromkeys((row["layer"], row.get("block") or "") for row in rows)
     profiles = list(dict.fromkeys(row["profile"] for row in rows))
     found = {(row["layer"], row["profile"]): row for row in rows}
     if not layers:
         return ""
-    left, wide, tall = 90.0 + 7 * max(len(layer) for layer, _ in layers), 74, 19
+    short = _shortened([layer for layer, _ in layers])
+    left, wide, tall = 90.0 + 7.2 * max(map(len, short.values())), 74, 19
     parts, top, block = list[str](), 92.0, None
     for index, profile in enumerate(profiles):
         parts.append(_text("title mid", left + wide * (index + 0.5), top - 8, profile))
@@ -164,7 +170,7 @@ def allocation_picture(model: str, rows: Sequence[Row]) -> str:
         if part != block:
             top, block = top + (6 if block is not None else 0), part
             parts.append(_text("title", 20, top + 14, part))
-        parts.append(_text("tick end", left - 8, top + 14, layer))
+        parts.append(_text("tick end", left - 8, top + 14, short[layer]))
         for index, profile in enumerate(profiles):
             cell = found.get((layer, profile), {})
             parts += _cell(left + wide * index, top, wide, tall, cell)
@@ -172,6 +178,15 @@ def allocation_picture(model: str, rows: Sequence[Row]) -> str:
     width = max(left + wide * len(profiles) + 20, 560)
     title = f"{model}: rank and bits of every layer"
     return _file(title, width, top + 16, [_text("name", 20, 26, title), *_ramp(20, 40), *parts])
+
+
+def _shortened(names: Sequence[str]) -> dict[str, str]:
+    """Names without the modules that all of them begin with."""
+    paths = [name.split(".") for name in names]
+    skip = 0
+    while len({path[skip] for path in paths}) == 1 and all(len(p) > skip + 1 for p in paths):
+        skip += 1
+    return {name: ".".join(path[skip:]) for name, path in zip(names, paths, strict=True)}
 
 
 def _cell(h: float, v: float, wide: float, tall: float, row: Row) -> list[str]:
@@ -206,7 +221,9 @@ def _pareto(name: str, words: str, unit: str, rows: Sequence[Row], key: str) -> 
         return ""
     floor = max(s.accuracy for s in shown) - FALL
     end = max(s.cost for s in [s for s in shown if s.kind != 2] or shown) * FAR
-    x = Axis.around(words, [s.cost for s in shown if s.cost <= end])
+    costs = [s.cost for s in shown if s.cost <= end]
+    room = 0.08 * (max(costs) - min(costs))  # for the labels of the dearest
+    x = Axis.around(words, [*costs, max(costs) + room])
     inside = [s for s in shown if s.accuracy >= floor]
     y = Axis.around("accuracy, %", [v for s in inside for v in (s.accuracy, *s.span)])
     line = [Point(s.cost, s.accuracy) for s in inside if s.kind == 0]
@@ -228,8 +245,7 @@ def _pareto(name: str, words: str, unit: str, rows: Sequence[Row], key: str) -> 
         if s.span and s.accuracy >= floor:
             low, high = (y.at(value, FLOOR, TOP) for value in s.span)
             lines.append((h, high, h, low))
-            bars = ((h, low, h, high), (h - 4, low, h + 4, low), (h - 4, high, h + 4, high))
-            parts += [_line(f"{style} whisker", *bar) for bar in bars]
+            parts += _whisker(style, h, low, h, high)
         parts.append(_mark(style, shape, h, v))
         tags.append(Tag(h, v, text))
     marks = [(t.h - 7, t.v - 7, t.h + 7, t.v + 7) for t in tags]
@@ -243,7 +259,7 @@ def _shown(rows: Sequence[Row], key: str) -> list[Shown]:
         if cost and cost > 0 and accuracy is not None:
             kind = 0 if name.startswith(PREFIX) else 2 if name == FULL else 1
             found.append(Shown(name, kind, cost, 100 * accuracy, _span(row, rows)))
-    return found
+    return sorted(found, key=lambda one: one.kind)  # T3C's labels have the first choice
 
 
 def _span(row: Row, rows: Sequence[Row]) -> tuple[float, ...]:
@@ -276,11 +292,12 @@ def _placed(tags: Sequence[Tag], marks: Sequence[Box], lines: Sequence[Box]) -> 
     for tag in tags:
         near = [box for box in _around(tag) if not any(_touch(box, other) for other in boxes)]
         clear = [box for box in near if not any(_touch(box, mark) for mark in marks)]
+        barred = [*boxes, *(mark for mark in marks if not _holds(mark, (tag.h, tag.v)))]
         free = (
             box
             for box in clear
             if not any(_holds(box, dot) for dot in dots)
-            and not any(_holds(other, dot) for other in boxes for dot in _along(_leader(tag, box)))
+            and not any(_holds(b, dot) for dot in _along(_leader(tag, box)) for b in barred)
         )
         box = next(free, None) or (clear or near or [*_around(tag)])[0]
         leader, away = _leader(tag, box), _away(tag, box)
@@ -372,6 +389,13 @@ def _mark(style: str, shape: str, h: float, v: float, r: float = 6) -> str:
     }[shape]
     corners = " ".join(f"{h + r * a:.1f},{v + r * b:.1f}" for a, b in sides)
     return f'<polygon class="{style}" points="{corners}"/>'
+
+
+def _whisker(style: str, a: float, b: float, c: float, d: float) -> list[str]:
+    """An upright or level line with caps."""
+    h, v = (4, 0) if a == c else (0, 4)
+    caps = ((a - h, b - v, a + h, b + v), (c - h, d - v, c + h, d + v))
+    return [_line(f"{style} whisker", *line) for line in ((a, b, c, d), *caps)]
 
 
 def _line(style: str, a: float, b: float, c: float, d: float) -> str:

@@ -68,9 +68,7 @@ def time_layer(
     """
 
     def graph(rank: int, form: Form) -> onnx.ModelProto:
-        return synthetic_layer(
-            spec, _point(rank), form, to_float=to_float, activations=activations
-        )
+        return synthetic_layer(spec, _point(rank), form, to_float=to_float, activations=activations)
 
     graphs = {f"{spec.full_rank} dense": graph(spec.full_rank, Form.DENSE)}
     for rank in ranks:

@@ -61,12 +61,21 @@ def made_by(path: Path) -> str | None:
         raise DataError(f"{path} cannot be read: {_line(error)}") from error
 
 
+def new_network(name: str) -> nn.Module:
+    """A network of ours, not trained."""
+    if name not in NETWORKS:
+        raise DataError(f"no network {name!r}: known are {', '.join(NETWORKS)}")
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        return NETWORKS[name](torch.randn(8, 3, 32, 32, generator=generator))
+
+
 def base_network(name: str, folder: Path | None = None) -> nn.Module:
     """A trained network in evaluation mode."""
     path = base_file(name, folder)
     if not path.is_file():
         raise DataError(f"{path} is not there: train it with `python benchmarks/base.py {name}`")
-    model = NETWORKS[name](torch.randn(8, 3, 32, 32))
+    model = new_network(name)
     try:
         model.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError) as error:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 SIDE, STRIDE = 32, 4
-WIDTH, DEPTH, HEADS, HIDDEN = 256, 6, 4, 4
+WIDTH, DEPTH, HEADS, HIDDEN = 256, 4, 4, 4
 
 
 class SelfAttention(nn.Module):
@@ -46,7 +47,8 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.before(x))
-        return x + self.narrow(torch.nn.functional.gelu(self.widen(self.between(x))))
+        added: Tensor = self.narrow(F.gelu(self.widen(self.between(x))))
+        return x + added
 
 
 class SmallViT(nn.Module):

@@ -225,6 +225,7 @@ def _pair(size: Size) -> tuple[int, int]:
 
 
 def _need(told: _Told, name: str) -> Any:
+    """What the configuration has to tell."""
     value = getattr(told, name)
     if value is None:
         raise DataError(f"there is no {name}")

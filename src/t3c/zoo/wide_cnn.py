@@ -24,7 +24,7 @@ class WideBlock(nn.Sequential):
 
 
 class WideCnn(nn.Module):
-    """Images (n, 3, h, w), 24 pixels wide at least -> logits (n, 10)."""
+    """Images (n, 3, h, w), 16 pixels wide at least -> logits (n, 10)."""
 
     def __init__(self, widths: tuple[int, int, int] = WIDTHS, classes: int = 10) -> None:
         super().__init__()

@@ -1,0 +1,106 @@
+"""Post-training quantization to 8 bits: int8 weights, near the original, from ONNX alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino as ov
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from t3c.baselines import BASELINES, TRAINED, Baseline, Task
+from t3c.baselines.baseline import bytes_on_disk
+from t3c.errors import DataError
+from t3c.experiments.bench import _refuse_unmakeable
+from t3c.runtime.engines.openvino import OpenVINO
+
+ENGINE = OpenVINO(1)
+DRAW = np.random.default_rng(0)
+SAMPLES = DRAW.normal(size=(16, 3, 16, 16)).astype(np.float32)
+
+
+def original() -> bytes:
+    """Two convolutions with a ReLU between them, images (n, 3, 16, 16) -> (n, 8, 12, 12)."""
+    arrays = {
+        "one": DRAW.normal(size=(32, 3, 3, 3)) / 5,
+        "two": DRAW.normal(size=(8, 32, 3, 3)) / 17,
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "one"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "two"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8, 12, 12])],
+        [numpy_helper.from_array(v.astype(np.float32), name) for name, v in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+RAW = original()
+
+
+@pytest.fixture(scope="module")
+def made() -> Baseline:
+    # Weights and activations are quantized, whatever the task leaves float.
+    return BASELINES["ptq8"](Task(RAW, SAMPLES, ENGINE, activations="float"))
+
+
+def operations(graph: ov.Model, kind: str) -> list[Any]:
+    return [op for op in graph.get_ops() if op.get_type_name() == kind]
+
+
+def test_weights_and_activations_have_eight_bits(made: Baseline) -> None:
+    constants = operations(made.model, "Constant")
+    shapes = [tuple(c.shape) for c in constants if c.get_element_type() == ov.Type.i8]
+    assert sorted(shapes) == [(8, 32, 3, 3), (32, 3, 3, 3)]
+    quantizers = operations(made.model, "FakeQuantize")
+    assert len(quantizers) == 2  # of the image and of what the second convolution is given
+    assert all(q.get_attributes()["levels"] == 256 for q in quantizers)
+
+
+def test_it_is_near_the_original_and_not_it(made: Baseline) -> None:
+    wanted = ENGINE.compile_read(ENGINE.read(RAW)).run([SAMPLES])[0]
+    session = ENGINE.compile_read(made.model)
+    found = np.concatenate([session.run([image[None]])[0] for image in SAMPLES])
+    drift = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+    assert 1e-4 < drift < 0.03
+
+
+def test_its_size_is_that_of_openvinos_files(made: Baseline) -> None:
+    assert made.size_bytes == bytes_on_disk(made.model)
+    weights = 32 * 27 + 8 * 288
+    assert made.size_bytes - _topology(made.model) < 1.2 * weights
+    assert (made.steps, made.seconds) == (0, 0)
+
+
+def _topology(graph: ov.Model) -> int:
+    """What is not weights: the bytes that are left if every constant is taken out."""
+    constants = sum(int(c.data.nbytes) for c in operations(graph, "Constant"))
+    return bytes_on_disk(graph) - constants
+
+
+def test_the_registry_has_every_method_and_does_without_torch() -> None:
+    names = "ptq8 ptq4 qat8 mpqat magprune moveprune lrft loracomp sparsegpt kdptq"
+    assert list(BASELINES) == names.split()
+    assert BASELINES.keys() - TRAINED == {"ptq8", "ptq4", "sparsegpt"}
+    code = "import sys, t3c.baselines, t3c.baselines.ptq8; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_of_onnx_alone_only_some_are_made() -> None:
+    _refuse_unmakeable(("full", "ptq8"))
+    with pytest.raises(DataError, match=r"^unknown baseline magic: there are full, ptq8, ptq4"):
+        _refuse_unmakeable(("full", "qat8", "magic"))
+    with pytest.raises(DataError, match=r"^qat8, ptq4: made of the original in torch, here"):
+        _refuse_unmakeable(("qat8", "ptq8", "ptq4"))
