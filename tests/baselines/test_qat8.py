@@ -14,13 +14,13 @@ import tiny
 import torch
 from nncf.torch.quantization import extensions
 from nncf.torch.quantization.reference import ReferenceQuantizedFunctions
-from torch import nn
+from torch import Tensor, nn
 
 from t3c.baselines import baseline
 from t3c.baselines import qat8 as module
 from t3c.baselines.baseline import Baseline, Task, bytes_on_disk, saturates
 from t3c.baselines.finetune import Training
-from t3c.baselines.qat8 import build_kernels, prepare_qat, qat8
+from t3c.baselines.qat8 import build_kernels, prepare_qat, qat8, qat_graph
 from t3c.errors import DataError, T3CError
 from t3c.runtime.engines.openvino import OpenVINO, OpenVINOSession
 from t3c.zoo.digits import Digits
@@ -121,6 +121,30 @@ def test_the_session_computes_what_torch_does(
         wanted, original = result.model(images), trained(images)
     assert difference(answers, wanted) < 0.02
     assert difference(answers, original) > 5 * difference(answers, wanted)
+
+
+class Largest(nn.Module):
+    """A classifier of the largest values over an image, for images (n, 3, 8, 8)."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.keep = nn.Conv2d(3, 48, 3), nn.Linear(48, 10), keep
+
+    def forward(self, images: Tensor) -> Tensor:
+        largest = torch.relu(self.body(images)).amax(dim=(2, 3), keepdim=self.keep)
+        logits: Tensor = self.head(largest.flatten(1))
+        return logits
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_maximum_over_an_image_is_computed_rightly(keep: bool) -> None:
+    torch.manual_seed(0)
+    images = tiny.images(16, 1)
+    prepared = prepare_qat(Largest(keep).eval(), images.numpy())
+    graph = qat_graph(prepared, images[:1].numpy())
+    found = OpenVINO(1).compile_read(graph).run([images.numpy()])[0]
+    assert difference(found, prepared(images)) < 0.01
 
 
 def weight_of(layer: ov.Node) -> ov.Node:

@@ -108,14 +108,15 @@ def recorded(patch: pytest.MonkeyPatch, module: Any, *, convert: bool = True) ->
     """The models in torch that a method makes graphs of; without `convert` it makes none, which
     takes seconds."""
     seen: list[nn.Module] = []
-    converted = module.to_openvino
+    name = "qat_graph" if hasattr(module, "qat_graph") else "to_openvino"
+    converted = getattr(module, name)
     nothing = ov.opset13.parameter([1, 3, 8, 8])
 
     def noted(model: nn.Module, sample: Any) -> ov.Model:
         seen.append(model)
         return converted(model, sample) if convert else ov.Model([nothing], [nothing])
 
-    patch.setattr(module, "to_openvino", noted)
+    patch.setattr(module, name, noted)
     if not convert:
         patch.setattr(module, "quantized", lambda graph, task: graph, raising=False)
     return seen

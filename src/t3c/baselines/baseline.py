@@ -74,7 +74,7 @@ def bytes_on_disk(model: ov.Model) -> int:
 def quantized(model: ov.Model, task: Task) -> ov.Model:
     """The model in 8 bits by NNCF: weights and activations, or weights alone, as the task says."""
     nncf = nncf_library()
-    model.reshape({model.inputs[0]: [1, *task.samples.shape[1:]]})
+    model.reshape({model.inputs[0]: [-1, *task.samples.shape[1:]]})
     with quiet():
         if task.activations == "float":
             return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)

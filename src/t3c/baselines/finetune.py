@@ -200,4 +200,6 @@ def to_openvino(model: nn.Module, sample: Array) -> ov.Model:
     """A torch model for samples (1, ...) as OpenVINO reads it."""
     example = torch.from_numpy(np.ascontiguousarray(sample))
     with quiet(), torch.no_grad():  # tracing warns of every number that is read
-        return ov.convert_model(model.eval(), example_input=example, input=[sample.shape])
+        return ov.convert_model(
+            model.eval(), example_input=example, input=[ov.PartialShape([-1, *sample.shape[1:]])]
+        )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from t3c.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Box, Point, Series
+from t3c.report.chart import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Box, Point, Series
 from t3c.report.chart import chart as framed
+from t3c.report.labels import FLOOR, Tag, placed, stroke, written
 from t3c.report.panels import HEAD, STYLE
 from t3c.report.results import FULL, MISSING, PREFIX, Row, number
 
@@ -19,7 +20,7 @@ OWN = """
 .dot { fill-opacity: 0.45; stroke: none; } .over { fill: #b3590b; fill-opacity: 0.9; stroke: none; }
 .equal { stroke: #444; stroke-dasharray: 6 4; } .original { fill: #222; stroke: #222; }
 """
-END, FLOOR = WIDTH - RIGHT, HEIGHT - BOTTOM
+END = WIDTH - RIGHT
 FALL = 15.0  # points below the best that a picture shows; what is worse is named at its edge
 FAR = 1.5  # times the dearest of the others: there the original is at the edge too
 KINDS = (
@@ -28,15 +29,6 @@ KINDS = (
     ("original", "original", "square"),
 )
 RAMP = ((255, 255, 255), (86, 160, 212))  # dark text is readable on all of it
-
-
-@dataclass(frozen=True)
-class Tag:
-    """A text to be put near the mark at (h, v)."""
-
-    h: float
-    v: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,7 @@ def drift_picture(model: str, drifts: Sequence[Row], certificates: Sequence[Row]
         if name not in tops or v < tops[name].v:
             tops[name] = Tag(middle, v, name if share is None else f"{name} {share:.1%}")
     (a, b), (c, d) = ((x.at(p.x, LEFT, END), y.at(p.y, FLOOR, TOP)) for p in ends)
-    parts += _placed([*tops.values()], taken, [(a, b, c, d)])
+    parts += placed([*tops.values()], taken, [(a, b, c, d)])
     title = f"{model}: drift of samples against their certificate"
     chart = _inside(framed(title, x, y, [diagonal]), parts)
     key = [Series("within epsilon", "aware", ()), Series("beyond it", "over", (), shape="diamond")]
@@ -128,16 +120,16 @@ def ablation_picture(model: str, rows: Sequence[Row]) -> str:
     parts, zero = [], x.at(0, left, right)
     for value, text in x.ticks:
         h = x.at(value, left, right)
-        parts.append(_line("grid", h, 40, h, bottom))
-        parts.append(_text("tick mid", h, bottom + 18, text))
+        parts.append(stroke("grid", h, 40, h, bottom))
+        parts.append(written("tick mid", h, bottom + 18, text))
     for index, row in enumerate(rows):
         drop, middle = number(row, "drop"), 44 + 30 * index + 15
-        parts.append(_text("tick end", left - 10, middle + 5, row["variant"]))
+        parts.append(written("tick end", left - 10, middle + 5, row["variant"]))
         words = [MISSING] if drop is None else [f"{100 * drop:.2f} points"]
         for key, unit in (("p50", "ms"), ("size_mb", "MB")):
             cost = number(row, key)
             words += [] if cost is None else [f"{cost:.3g} {unit}"]
-        parts.append(_text("label", right + 14, middle + 5, ", ".join(words)))
+        parts.append(written("label", right + 14, middle + 5, ", ".join(words)))
         if drop is not None:
             end = x.at(100 * drop, left, right)
             style = "aware" if row["variant"] == "joint" else "plain"
@@ -147,11 +139,11 @@ def ablation_picture(model: str, rows: Sequence[Row]) -> str:
         if low is not None and high is not None:
             a, b = (x.at(100 * end, left, right) for end in (low, high))
             parts += _whisker("original", a, middle, b, middle)
-    parts.append(_line("axis", zero, 40, zero, bottom))
+    parts.append(stroke("axis", zero, 40, zero, bottom))
     below = "accuracy below the original, points"
-    parts.append(_text("title mid", (left + right) / 2, bottom + 42, below))
+    parts.append(written("title mid", (left + right) / 2, bottom + 42, below))
     title = f"{model}: what each part is worth"
-    return _file(title, WIDTH, bottom + 56, [_text("name", 20, 24, title), *parts])
+    return _file(title, WIDTH, bottom + 56, [written("name", 20, 24, title), *parts])
 
 
 def allocation_picture(model: str, rows: Sequence[Row]) -> str:
@@ -165,19 +157,19 @@ def allocation_picture(model: str, rows: Sequence[Row]) -> str:
     left, wide, tall = 90.0 + 7.2 * max(map(len, short.values())), 74, 19
     parts, top, block = list[str](), 92.0, None
     for index, profile in enumerate(profiles):
-        parts.append(_text("title mid", left + wide * (index + 0.5), top - 8, profile))
+        parts.append(written("title mid", left + wide * (index + 0.5), top - 8, profile))
     for layer, part in layers:
         if part != block:
             top, block = top + (6 if block is not None else 0), part
-            parts.append(_text("title", 20, top + 14, part))
-        parts.append(_text("tick end", left - 8, top + 14, short[layer]))
+            parts.append(written("title", 20, top + 14, part))
+        parts.append(written("tick end", left - 8, top + 14, short[layer]))
         for index, profile in enumerate(profiles):
             cell = found.get((layer, profile), {})
             parts += _cell(left + wide * index, top, wide, tall, cell)
         top += tall
     width = max(left + wide * len(profiles) + 20, 560)
     title = f"{model}: rank and bits of every layer"
-    return _file(title, width, top + 16, [_text("name", 20, 26, title), *_ramp(20, 40), *parts])
+    return _file(title, width, top + 16, [written("name", 20, 26, title), *_ramp(20, 40), *parts])
 
 
 def _shortened(names: Sequence[str]) -> dict[str, str]:
@@ -196,17 +188,17 @@ def _cell(h: float, v: float, wide: float, tall: float, row: Row) -> list[str]:
     text = "-" if bits is None else f"{bits:.3g}"
     return [
         f'<rect {box} fill="{colour}" stroke="#999" stroke-width="0.5"/>',
-        _text("tick mid", h + wide / 2, v + 14, text),
+        written("tick mid", h + wide / 2, v + 14, text),
     ]
 
 
 def _ramp(h: float, v: float) -> list[str]:
     """The key of the colours: rank from 0 to all of it."""
-    parts = [_text("title", h, v + 14, "share of full rank: 0")]
+    parts = [written("title", h, v + 14, "share of full rank: 0")]
     for step in range(11):
         box = f'x="{h + 146 + 14 * step}" y="{v}" width="14" height="18"'
         parts.append(f'<rect {box} fill="{_colour(step / 10)}" stroke="#999" stroke-width="0.5"/>')
-    return [*parts, _text("title", h + 308, v + 14, "1; in the cells: bits")]
+    return [*parts, written("title", h + 308, v + 14, "1; in the cells: bits")]
 
 
 def _colour(share: float) -> str:
@@ -249,7 +241,7 @@ def _pareto(name: str, words: str, unit: str, rows: Sequence[Row], key: str) -> 
         parts.append(_mark(style, shape, h, v))
         tags.append(Tag(h, v, text))
     marks = [(t.h - 7, t.v - 7, t.h + 7, t.v + 7) for t in tags]
-    return _inside(framed(name, x, y, series), [*parts, *_placed(tags, marks, lines)])
+    return _inside(framed(name, x, y, series), [*parts, *placed(tags, marks, lines)])
 
 
 def _shown(rows: Sequence[Row], key: str) -> list[Shown]:
@@ -285,67 +277,6 @@ def _decades(title: str, logs: Sequence[float]) -> Axis:
     return Axis(title, low, high, [(v, f"{10**v:.3g}") for v in inside[::every]])
 
 
-def _placed(tags: Sequence[Tag], marks: Sequence[Box], lines: Sequence[Box]) -> list[str]:
-    """Every tag near its mark, none over another; over marks and lines only for want of room."""
-    dots = [dot for line in lines for dot in _along(line)]
-    boxes, parts = list[Box](), list[str]()
-    for tag in tags:
-        near = [box for box in _around(tag) if not any(_touch(box, other) for other in boxes)]
-        clear = [box for box in near if not any(_touch(box, mark) for mark in marks)]
-        barred = [*boxes, *(mark for mark in marks if not _holds(mark, (tag.h, tag.v)))]
-        free = (
-            box
-            for box in clear
-            if not any(_holds(box, dot) for dot in dots)
-            and not any(_holds(b, dot) for dot in _along(_leader(tag, box)) for b in barred)
-        )
-        box = next(free, None) or (clear or near or [*_around(tag)])[0]
-        leader, away = _leader(tag, box), _away(tag, box)
-        # Without a leader a reader takes a label for that of the nearest mark.
-        if away > 16 or any(_away(other, box) < away for other in tags):
-            parts.append(_line("leader", *leader))
-            dots += _along(leader)
-        boxes.append(box)
-        parts.append(_text("label", box[0] + 2, box[3] - 4, tag.text))
-    return parts
-
-
-def _leader(tag: Tag, box: Box) -> Box:
-    h, v = min(max(tag.h, box[0]), box[2]), min(max(tag.v, box[1]), box[3])
-    return tag.h, tag.v, h, v
-
-
-def _away(tag: Tag, box: Box) -> float:
-    leader = _leader(tag, box)
-    return math.dist(leader[:2], leader[2:])
-
-
-def _around(tag: Tag) -> Iterator[Box]:
-    """Places for a tag inside the frame, the nearest first."""
-    half, tall = 3.6 * len(tag.text) + 2, 8
-    for reach in (3, 8, 14, 22, 32, 44, 58, 74, 94, 118, 146, 180, 220):
-        for turn in (0, 2, 14, 4, 12, 8, 6, 10, 1, 15, 3, 13, 5, 11, 7, 9):
-            angle = turn * math.pi / 8
-            h = tag.h + math.cos(angle) * (half + 6 + reach)
-            v = tag.v - math.sin(angle) * (tall + 6 + reach)
-            if half + LEFT < h < WIDTH - 2 - half and tall + 2 < v < FLOOR - tall - 1:
-                yield h - half, v - tall, h + half, v + tall
-
-
-def _touch(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def _holds(box: Box, dot: tuple[float, float]) -> bool:
-    return box[0] <= dot[0] <= box[2] and box[1] <= dot[1] <= box[3]
-
-
-def _along(line: Box) -> list[tuple[float, float]]:
-    a, b, c, d = line
-    steps = max(1, round(math.dist((a, b), (c, d)) / 4))
-    return [(a + (c - a) * i / steps, b + (d - b) * i / steps) for i in range(steps + 1)]
-
-
 def _inside(frame: str, parts: Sequence[str]) -> str:
     """A chart with more drawn into it."""
     return "\n".join([frame.removesuffix("</svg>"), *parts, "</svg>"])
@@ -358,12 +289,12 @@ def _sheet(title: str, charts: Sequence[tuple[str, str]], key: Sequence[Series],
     h = 20.0
     for series in key:
         parts.append(_mark(series.style, series.shape, h + 6, 18))
-        parts.append(_text("title", h + 18, 23, series.name))
+        parts.append(written("title", h + 18, 23, series.name))
         h += 44 + 7.4 * len(series.name)
-    parts.append(_text("title", 20, 46, note))
+    parts.append(written("title", 20, 46, note))
     for index, (name, chart) in enumerate(known):
         top = 58 + index * (HEIGHT + HEAD)
-        parts.append(_text("name", 20, top + 22, name))
+        parts.append(written("name", 20, top + 22, name))
         place = f'<svg x="0" y="{top + HEAD}" width="{WIDTH}" height="{HEIGHT}" '
         parts.append(chart.replace("<svg ", place, 1))
     return _file(title, WIDTH, 58 + len(known) * (HEIGHT + HEAD), parts) if known else ""
@@ -395,12 +326,4 @@ def _whisker(style: str, a: float, b: float, c: float, d: float) -> list[str]:
     """An upright or level line with caps."""
     h, v = (4, 0) if a == c else (0, 4)
     caps = ((a - h, b - v, a + h, b + v), (c - h, d - v, c + h, d + v))
-    return [_line(f"{style} whisker", *line) for line in ((a, b, c, d), *caps)]
-
-
-def _line(style: str, a: float, b: float, c: float, d: float) -> str:
-    return f'<line class="{style}" x1="{a:.1f}" y1="{b:.1f}" x2="{c:.1f}" y2="{d:.1f}"/>'
-
-
-def _text(style: str, h: float, v: float, text: str) -> str:
-    return f'<text class="{style}" x="{h:.1f}" y="{v:.1f}">{escape(text)}</text>'
+    return [stroke(f"{style} whisker", *line) for line in ((a, b, c, d), *caps)]
