@@ -195,7 +195,7 @@ def test_every_setting_is_in_the_key(tmp_path: Path) -> None:
     others = {
         "network": "tiny-vit", "phases": (*recipe.phases, Phase(1)), "optimizer": "adamw",
         "batch": 4, "learning_rate": 0.06, "momentum": 0.8, "weight_decay": 0.0, "bias_rate": 2.0,
-        "label_smoothing": 0.0, "rise": 0.1, "final": 0.1, "seed": 1,
+        "label_smoothing": 0.0, "rise": 0.1, "final": 0.1, "cooldown": 1, "seed": 1,
     }  # fmt: skip
     assert set(others) == set(BaseRecipe.__dataclass_fields__)
     changed = [replace(recipe, **{name: value}) for name, value in others.items()]  # type: ignore[arg-type]
@@ -295,6 +295,18 @@ def test_the_rate_rises_and_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     up = [0.2, 0.2 + 0.8 / 3, 0.2 + 1.6 / 3]
     down = [1 - 0.9 * n / 9 for n in range(9)]
     assert [r[0] for r in rates] == pytest.approx([0.4 * share for share in (*up, *down)])
+
+
+def test_it_cools_down_to_nothing() -> None:
+    plain = replace(recipe_of("tiny-cnn"), phases=(Phase(4),), rise=0.25, final=0.1)
+    longer = replace(plain, phases=(Phase(6),), cooldown=2)
+    for epoch in (0.0, 0.5, 1.0, 2.5, 3.99):  # what came before is as it was
+        assert base.rate_share(epoch, longer) == base.rate_share(epoch, plain)
+    assert base.rate_share(4.0, longer) == pytest.approx(0.1)
+    assert base.rate_share(5.0, longer) == pytest.approx(0.05)
+    assert base.rate_share(6.0, longer) == 0
+    with pytest.raises(SpecError, match="cooldown"):
+        replace(plain, cooldown=4)
 
 
 def test_biases_of_norms_take_more_and_decay_alike() -> None:

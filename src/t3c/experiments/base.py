@@ -56,7 +56,8 @@ class BaseRecipe:
     """How a network is trained from nothing on CIFAR-10, less the images held back.
 
     The learning rate rises to its peak over the first `rise` of the steps and falls linearly to
-    `final` of it; biases of norms take `bias_rate` times as much.
+    `final` of it, and over the last `cooldown` epochs to nothing; biases of norms take `bias_rate`
+    times as much.
     """
 
     network: str
@@ -70,6 +71,7 @@ class BaseRecipe:
     label_smoothing: float = 0.2
     rise: float = 0.23
     final: float = 0.07
+    cooldown: int = 0
     seed: int = 3407
 
     def __post_init__(self) -> None:
@@ -77,6 +79,8 @@ class BaseRecipe:
             raise SpecError(f"no network {self.network!r}: known are {', '.join(NETWORKS)}")
         if not self.phases:
             raise SpecError("there is no phase to train")
+        if not 0 <= self.cooldown < self.epochs:
+            raise SpecError(f"cooldown is less than all epochs, got {self.cooldown}")
         if self.batch < 1:
             raise SpecError(f"batch must be at least 1, got {self.batch}")
         for name in ("learning_rate", "bias_rate"):
@@ -222,7 +226,7 @@ def _epoch(
         images = shift(horizontal_flip(images, generator), generator)
         if phase.side != images.shape[-1]:
             images = F.interpolate(images, size=phase.side, mode="bilinear", antialias=True)
-        share = _share(epoch * steps + step, recipe.epochs * steps, recipe)
+        share = rate_share(epoch + step / steps, recipe)
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * group["scale"] * share
         outputs = model(images.contiguous(memory_format=torch.channels_last))
@@ -241,9 +245,12 @@ def _epoch(
     return total / steps
 
 
-def _share(step: int, steps: int, recipe: BaseRecipe) -> float:
-    """Of the peak learning rate: up in a line from a fifth, down in a line to `final`."""
-    peak = max(1, round(recipe.rise * steps))
-    if step < peak:
-        return 0.2 + 0.8 * step / peak
-    return 1 + (recipe.final - 1) * (step - peak) / max(1, steps - peak)
+def rate_share(epoch: float, recipe: BaseRecipe) -> float:
+    """Of the peak learning rate after so many epochs: up in a line from a fifth, down in lines."""
+    falling = recipe.epochs - recipe.cooldown
+    peak = recipe.rise * falling
+    if epoch < peak:
+        return 0.2 + 0.8 * epoch / peak
+    if epoch < falling:
+        return 1 + (recipe.final - 1) * (epoch - peak) / (falling - peak)
+    return recipe.final * (1 - (epoch - falling) / recipe.cooldown)
