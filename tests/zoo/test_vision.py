@@ -16,6 +16,7 @@ from PIL import Image
 from t3c.errors import DataError
 from t3c.zoo import local
 from t3c.zoo.imagenet import Batches, Preprocessing, find_samples, read_image
+from t3c.zoo.subjects import SUBJECTS
 from t3c.zoo.vision import KNOWN, RAW, VISION, load_vision, read_preprocessing
 
 transformers = pytest.importorskip("transformers")
@@ -281,3 +282,20 @@ def test_resnet50_of_the_local_data() -> None:
             for images, labels in Batches(samples, vision.preprocessing, 4)
         )
     assert right >= 6
+
+
+def test_a_subject_has_parts_that_share_nothing(data: Path) -> None:
+    model = tiny("vit-base")
+    saved(data / "vit-base", model, SQUEEZED)
+    photographs(data / "imagenet")
+    subject = SUBJECTS["imagenet-vit-base"]()
+    parts = [subject.train[0], subject.validation[0], subject.calibration, subject.test[0]]
+    assert [len(part) for part in parts] == [2, 0, 1, 3]
+    assert len({image.numpy().tobytes() for part in parts for image in part}) == 6
+    every = find_samples(data / "imagenet", IDS)
+    images, labels = next(iter(Batches(every, VISION["vit-base"]().preprocessing, 6)))
+    for image, label in zip(*subject.test, strict=True):
+        (place,) = [i for i, other in enumerate(images) if torch.equal(image, other)]
+        assert labels[place] == label
+    with torch.inference_mode():
+        torch.testing.assert_close(subject.model(images), model(images).logits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,10 @@ from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import digits as digit
 from t3c.zoo.bases import base_network
+from t3c.zoo.imagenet import Batches, Preprocessing, Samples, find_samples, imagenet_folder
 from t3c.zoo.local import imagenet_sample, resnet50
 from t3c.zoo.text import stories15m, stories_tokens
+from t3c.zoo.vision import VISION, Classifier, load_vision
 
 Labelled = tuple[Tensor, Tensor]
 STATISTICS = 512  # samples that factors are made to suit
@@ -137,20 +140,40 @@ def imagenet_resnet50() -> Subject:
     test = imagenet_sample(part="test")
     train, validation = ((images[part], labels[part]) for part in (slice(340), slice(340, 360)))
     return Subject(
-        "resnet50", Logits(resnet50()), train, validation, images[360:], test, evaluated=25
+        "resnet50",
+        Classifier(resnet50()).eval(),
+        train,
+        validation,
+        images[360:],
+        test,
+        evaluated=25,
     )
 
 
-class Logits(nn.Module):
-    """A Hugging Face classifier that answers with its logits alone."""
+def imagenet(name: str, tune: int = 1000, test: int = 2000) -> Subject:
+    """A classifier of the hub or of T3C_DATA on an ImageNet folder (T3C_DATA/imagenet or
+    T3C_IMAGENET): `tune` images, of which 7 in 10 train, and `test` others.
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    A folder with fewer than both is halved. Images of the folder that it was trained on say little
+    about its accuracy, whatever part they are in.
+    """
+    found = load_vision(name)
+    samples = find_samples(imagenet_folder(), found.classes)
+    mine, rest = samples.split(min(tune, len(samples) // 2))
+    rest = rest.first(min(test, len(rest)))
+    images, labels = _read(mine, found.preprocessing)
+    last, held = round(0.7 * len(labels)), round(0.75 * len(labels))
+    train, validation = ((images[part], labels[part]) for part in (slice(last), slice(last, held)))
+    return Subject(
+        f"imagenet-{name}", found.model, train, validation, images[held:],
+        _read(rest, found.preprocessing), found.preprocessing.image, evaluated=25,
+    )  # fmt: skip
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        logits: Tensor = self.model(pixel_values).logits
-        return logits
+
+def _read(samples: Samples, how: Preprocessing) -> Labelled:
+    """All images and labels of some samples."""
+    parts = list(Batches(samples, how, EVALUATED))
+    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
@@ -161,4 +184,5 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "cifar10-cnn": lambda: own_cifar10("cifar10-cnn"),
     "cifar10-vit": lambda: own_cifar10("cifar10-vit"),
     "resnet50": imagenet_resnet50,
+    **{f"imagenet-{name}": partial(imagenet, name) for name in VISION},
 }
