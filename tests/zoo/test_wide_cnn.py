@@ -68,7 +68,7 @@ def test_the_stem_stays_as_it_is(model: WideCnn, images: Tensor) -> None:
 @pytest.mark.parametrize(("into", "out"), [(6, 9), (9, 6), (7, 7)])
 def test_a_convolution_begins_by_passing_channels_on(into: int, out: int) -> None:
     torch.manual_seed(0)
-    first = WideBlock(into, out)[0]
+    first = WideBlock(into, out).conv1
     x = torch.randn(2, into, 5, 5)
     kept = min(into, out)
     torch.testing.assert_close(first(x)[:, :kept], x[:, :kept])
@@ -86,6 +86,16 @@ def test_a_new_block_is_two_norms_and_a_pooling() -> None:
 
     expected = F.relu(norm(F.relu(norm(F.max_pool2d(x, 2)))))
     torch.testing.assert_close(block(x), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_pooling_before_or_behind_the_norm_is_the_same() -> None:
+    torch.manual_seed(0)
+    block = WideBlock(5, 7).eval()
+    block.norm1.running_mean.normal_()  # type: ignore[union-attr]
+    block.norm1.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    x = torch.randn(4, 5, 6, 6)
+    inner = torch.relu(block.norm1(F.max_pool2d(block.conv1(x), 2)))
+    torch.testing.assert_close(block(x), torch.relu(block.norm2(block.conv2(inner))))
 
 
 def test_norms_shift_and_do_not_scale(model: WideCnn) -> None:

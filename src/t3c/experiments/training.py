@@ -24,6 +24,7 @@ from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
 from t3c.experiments.recipe import Recipe, Sweep
 from t3c.exporter import export
+from t3c.exporter.content import topology
 from t3c.files import write_atomic, writing
 from t3c.nn.inputs import call, evaluating
 from t3c.nn.view import at
@@ -88,6 +89,8 @@ def train_recipe(
     subject = SUBJECTS[recipe.subject]()
     say(f"making it elastic, with factors that suit {len(subject.statistics) * 64} samples")
     elasticize_(subject.model, subject.example, recipe.elastic, calibration=subject.statistics)
+    if recipe.export is not None:
+        topology(subject.model)  # what cannot be exported is known before it is trained
     model, untrained = subject.model, copy.deepcopy(subject.model)
     config = recipe.train
     batches = subject.batches(recipe.batch, config.seed, recipe.samples)
