@@ -57,6 +57,7 @@ def figures(spec: ResultsSpec, tables: Tables) -> list[Figure]:
         Figure(f"{name}.med_below_full", med.get("drop"), limits.drop),
         Figure(f"{name}.med_p50_to_ptq8", med.get("to_ptq8"), limits.p50),
         Figure(f"{name}.med_size_to_ptq8", med.get("size_to_ptq8"), limits.size),
+        Figure(f"{name}.med_training_minutes", med.get("minutes"), 1.1 * spec.minutes),
         Figure(f"{name}.methods_missing", len(set(spec.methods) - set(rows)), 0),
     ]
 

@@ -355,3 +355,48 @@ def test_an_export_that_fails_leaves_the_artifact_that_was_there(
         export(broken, copied, [made.digits.calibration], config)
     assert Artifact(copied).content == before
     assert [p.name for p in copied.parent.iterdir()] == [copied.name]
+
+
+@pytest.mark.parametrize("faster", ["int8", "float"])
+def test_activations_are_left_to_the_device(
+    made: Made, monkeypatch: pytest.MonkeyPatch, faster: str
+) -> None:
+    asked: list[str] = []
+
+    def timed(
+        engine: object,
+        layers: Sequence[tuple[LayerSpec, tuple[int, ...]]],
+        to_float: object,
+        *,
+        activations: str,
+        **_: object,
+    ) -> tuple[LayerTiming, ...]:
+        asked.append(activations)
+        # At low ranks it is the other way round: what counts is the model at full rank.
+        ms = {
+            True: 1.0 if activations == faster else 2.0,
+            False: 9.0 if activations == faster else 1.0,
+        }
+        return tuple(
+            LayerTiming(layer=spec.name, rank=rank, ms={Form.DENSE: ms[rank == ranks[-1]]})
+            for spec, ranks in layers
+            for rank in ranks
+        )
+
+    monkeypatch.setattr(EXPORTER, "time_layers", timed)
+    ranks = [(plan.spec, plan.ranks) for plan in state_of(made.model).plan.layers]
+
+    def chosen(activations: Any) -> tuple[str, float]:
+        config = ExportConfig(activations=activations)
+        timings, found = EXPORTER._timed(None, ranks, (), config, lambda *_: None)
+        assert found == replace(config, activations=found.activations)
+        top = next(t for t in timings if t.rank == ranks[0][1][-1])
+        return found.activations, top.ms[Form.DENSE]
+
+    assert chosen("auto") == (faster, 1.0)
+    assert asked == ["int8", "float"]
+    other = "int8" if faster == "float" else "float"
+    assert chosen(other) == (other, 2.0)
+    assert asked == ["int8", "float", other]
+    with pytest.raises(SpecError, match="'int8', 'float' or 'auto'"):
+        ExportConfig(activations="int16")  # type: ignore[arg-type]

@@ -150,10 +150,9 @@ class Results:
         }  # fmt: skip
         return self.stages.run(f"t3c-{seed}", made_from, make)
 
-    def baseline(self, name: str, original: bytes) -> Stage:
+    def baseline(self, name: str, task: Task) -> Stage:
         """A method carried out; the folder holds its model."""
         options = dict(self.spec.options.get(name, {}))
-        task = self.task(original)
         made_from: dict[str, Any] = {
             "options": options, "weights": self.weights, "calibrated": self.spec.calibrated,
             "activations": task.activations, "transformer": task.transformer,
@@ -176,8 +175,10 @@ class Results:
 
         return self.stages.run(name, made_from, make)
 
-    def task(self, original: bytes) -> Task:
-        """What every baseline is given."""
+    def task(self, stage: Stage) -> Task:
+        """What every baseline is given; activations are as the artifact has them."""
+        original = (stage.folder / ORIGINAL).read_bytes()
+        artifact = Artifact(stage.folder / ARTIFACT)
         spec, subject = self.spec, self.subject
         images, targets = (part[: spec.recipe.samples] for part in subject.train)
         training = Training(
@@ -187,20 +188,20 @@ class Results:
         )  # fmt: skip
         return Task(
             original, subject.calibration[: spec.calibrated].numpy(), self.engine,
-            spec.export.activations, spec.transformer, training, self.watch,
+            "float" if artifact.weight_only else "int8", spec.transformer, training, self.watch,
         )  # fmt: skip
 
     def variants(self, stage: Stage) -> tuple[Runtime, dict[str, Variant]]:
         """The original, every baseline and every profile, ready to answer."""
-        original = (stage.folder / ORIGINAL).read_bytes()
-        read = self.engine.read(original)
+        task = self.task(stage)
+        read = self.engine.read(task.original)
         found = {
             "full": Variant(
                 "full", "the original, fp32", self.engine.compile_read(read), bytes_on_disk(read)
             )
         }
         for name in self.spec.methods:
-            made = self.baseline(name, original)
+            made = self.baseline(name, task)
             model = self.engine.core.read_model(made.folder / MODEL)
             told = made.result
             found[name] = Variant(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.measured import Watch, time_layers
 from t3c.runtime.runtime import Runtime
-from t3c.spec import ImageSpec, ProfileChain
+from t3c.spec import ImageSpec, LayerSpec, ProfileChain
 from t3c.train.policy_net import ControllerConfig
 
 PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
@@ -54,7 +54,8 @@ class ExportConfig:
     artifact then carries; `tie` is whether layers share a point within an attention `block` or
     wherever a `stage` repeats them; `layer_drift` caps the first-order drift of each. With
     `activations` left float only weights are compressed: for models whose time goes into reading
-    them, such as decoders. `calibration` says how much is measured,
+    them, such as decoders; "auto" leaves them so where the device's layers are faster that way.
+    `calibration` says how much is measured,
     `certificate` what is certified.
     """
 
@@ -66,7 +67,7 @@ class ExportConfig:
     proposals: Proposals = "knapsack"
     tie: Literal["block", "stage"] = "block"
     layer_drift: float | None = None
-    activations: Literal["int8", "float"] = "int8"
+    activations: Literal["int8", "float", "auto"] = "int8"
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     calibration: CalibrationConfig = field(default_factory=lambda: CalibrationConfig(busy=True))
     certificate: CertifyConfig = field(default_factory=CertifyConfig)
@@ -86,8 +87,8 @@ class ExportConfig:
             raise SpecError("a controller that is not monotone by construction is not exported")
         if self.tie not in ("block", "stage"):
             raise SpecError(f"tie is 'block' or 'stage', got {self.tie!r}")
-        if self.activations not in ("int8", "float"):
-            raise SpecError(f"activations are 'int8' or 'float', got {self.activations!r}")
+        if self.activations not in ("int8", "float", "auto"):
+            raise SpecError(f"activations are 'int8', 'float' or 'auto', got {self.activations!r}")
         if self.layer_drift is not None and not self.layer_drift > 0:
             raise SpecError(f"layer_drift must be positive, got {self.layer_drift:g}")
 
@@ -156,10 +157,8 @@ def export(
         say(f"timing layer points on {engine.name}, {engine.threads} threads")
         ranks = [(plan.spec, plan.ranks) for plan in state.plan.layers]
         to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
-        timings = time_layers(
-            engine, ranks, to_float, activations=config.activations, quiet=watchful(True),
-            watch=watch,
-        )  # fmt: skip
+        timings, config = _timed(engine, ranks, to_float, config, watch)
+        say(f"layers take {config.activations} activations")
         say("allocating ranks and bits")
         wanted = Wanted(
             2 * config.profiles - 1, config.worst_drift, config.size_weight, config.proposals,
@@ -204,6 +203,30 @@ def export(
         path, chosen.profiles, table, ledger, tuple(parity), tuple(pruned), chosen.notes,
         chosen.dropped,
     )  # fmt: skip
+
+
+def _timed(
+    engine: Engine,
+    ranks: Sequence[tuple[LayerSpec, tuple[int, ...]]],
+    to_float: Collection[str],
+    config: ExportConfig,
+    watch: Watch,
+) -> tuple[tuple[LayerTiming, ...], ExportConfig]:
+    """Layer times on the activations asked for, or on those that full ranks take less time on."""
+    asked = config.activations
+    kinds: list[Literal["int8", "float"]] = ["int8", "float"] if asked == "auto" else [asked]
+    tops = {spec.name: (spec.runs, served[-1]) for spec, served in ranks}
+    found = []
+    for kind in kinds:
+        timings = time_layers(
+            engine, ranks, to_float, activations=kind, quiet=watchful(True), watch=watch
+        )
+        whole = sum(
+            tops[t.layer][0] * min(t.ms.values()) for t in timings if t.rank == tops[t.layer][1]
+        )
+        found.append((whole, timings, replace(config, activations=kind)))
+    _, timings, chosen = min(found, key=lambda one: one[0])
+    return timings, chosen
 
 
 def _without_failed(
