@@ -1,7 +1,7 @@
 """Train the originals that are not to be had ready: `python benchmarks/base.py [NETWORK...]`.
 
-Weights are kept in T3C_BASE (default out/base), outside the repository; a run that was stopped
-goes on at its last epoch. `--test` adds the accuracy on the test images at the end.
+Weights are kept in T3C_BASE, by default in the user's cache folder; a run that was stopped goes on
+at its last epoch. `--test` adds the accuracy on the test images at the end.
 """
 
 from __future__ import annotations

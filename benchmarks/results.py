@@ -23,6 +23,10 @@ from t3c.zoo.bases import base_folder
 
 ROOT = Path(__file__).parents[1]
 SPECS, BASES = ROOT / "configs" / "results", ROOT / "configs" / "base"
+PAPER = (
+    "ptq8", "ptq4", "qat8", "mpqat", "magprune", "moveprune", "lrft", "loracomp", "sparsegpt",
+    "kdptq",
+)  # fmt: skip
 Tables = dict[str, list[dict[str, Any]]]
 
 
@@ -58,7 +62,9 @@ def figures(spec: ResultsSpec, tables: Tables) -> list[Figure]:
         Figure(f"{name}.med_p50_to_ptq8", med.get("to_ptq8"), limits.p50),
         Figure(f"{name}.med_size_to_ptq8", med.get("size_to_ptq8"), limits.size),
         Figure(f"{name}.med_training_minutes", med.get("minutes"), 1.1 * spec.minutes),
-        Figure(f"{name}.methods_missing", len(set(spec.methods) - set(rows)), 0),
+        Figure(f"{name}.profiles", sum(n.startswith("t3c-") for n in rows), 5, at_least=True),
+        Figure(f"{name}.methods_missing", len(set(PAPER) - set(rows)), 0),
+        Figure(f"{name}.minutes", tables["spent"][0]["minutes"], 90),
     ]
 
 

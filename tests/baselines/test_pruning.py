@@ -15,7 +15,7 @@ from torch import nn
 from t3c.baselines import magprune as module
 from t3c.baselines.finetune import copied, descend, reparametrize_, weighted
 from t3c.baselines.magprune import CUTTING, Masked, cubic, highest, magnitudes, magprune
-from t3c.baselines.moveprune import START, Scored, moveprune
+from t3c.baselines.moveprune import Scored, moveprune
 from t3c.errors import SpecError
 
 METHODS = (magprune, moveprune)
@@ -69,8 +69,8 @@ def test_any_sparsity_is_met_in_any_number_of_steps(
 
 def test_what_is_left_is_trained(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settled = tiny.recorded(monkeypatch, module, convert=False)
-    for rate in (1e-9, 3e-4):
-        method(tiny.task(steps=40, labels=0.0), learning_rate=rate)
+    for prune, rate in ((magprune, 1e-9), (method, 3e-4)):
+        prune(tiny.task(steps=40, labels=0.0), learning_rate=rate)
     cut, trained = (tiny.drift(model, tiny.network()) for model in settled)
     assert 0.1 < cut < 0.5
     assert trained < 0.75 * cut
@@ -132,6 +132,20 @@ def test_magnitudes_do_not_know_the_scale_of_a_layer() -> None:
     assert torch.equal(magnitudes(torch.zeros(3)), torch.zeros(3))
 
 
+def test_movement_tells_other_weights_apart_than_magnitude(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However few the steps and small the rate, scores move as far as they are apart."""
+    settled = tiny.recorded(monkeypatch, module, convert=False)
+    for prune in METHODS:
+        prune(tiny.task(steps=6), sparsity=0.5, learning_rate=1e-5)
+    kept = [
+        torch.cat([model.get_submodule(n).weight.flatten() != 0 for n in tiny.LAYERS])  # type: ignore[operator]
+        for model in settled
+    ]
+    assert 0.05 < (kept[0] != kept[1]).float().mean() < 0.6
+
+
 def test_movement_raises_the_scores_of_weights_that_move_away_from_zero() -> None:
     """Two weights, both pulled up: the positive one gains in score, the negative one loses."""
     layer = copied(nn.Linear(2, 1, bias=False))
@@ -139,7 +153,7 @@ def test_movement_raises_the_scores_of_weights_that_move_away_from_zero() -> Non
         layer.weight.copy_(torch.tensor([[0.5, -0.5]]))
     scored = Scored(layer.weight.detach())
     before = scored.scores.detach().clone()
-    assert torch.allclose(before, torch.full((1, 2), START))
+    assert torch.allclose(before, torch.ones(1, 2))
     reparametrize_(weighted(nn.Sequential(layer))["0"], scored)
     scored.mask.zero_()
     answer = layer(torch.ones(1, 2))

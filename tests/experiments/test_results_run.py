@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from conftest import LIGHT, quick, supply_times
 from t3c.artifact.reader import Artifact
+from t3c.baselines import Task
 from t3c.convert import ElasticConfig
 from t3c.errors import DataError, SpecError
 from t3c.experiments import diagnostics, results
+from t3c.experiments.fingerprints import fingerprint
 from t3c.experiments.recipe import Recipe
 from t3c.experiments.results import ARTIFACT, Limits, Results, ResultsSpec, load_results
+from t3c.experiments.stages import Stage, Stages
 from t3c.exporter import ExportConfig
+from t3c.runtime.engines.openvino import OpenVINO
 from t3c.train import TrainConfig
 from t3c.zoo import subjects
+from t3c.zoo.bases import base_network
 from t3c.zoo.digits import CLASSES, IMAGE, Digits
 from t3c.zoo.subjects import Subject
 
@@ -38,11 +47,12 @@ SPEC = ResultsSpec(
     methods=("ptq8", "lrft"), limits=Limits(0.5, 9.0, 9.0), minutes=0.001, calibrated=8,
     rounds=2, ablated=40,
 )  # fmt: skip
+TASK = Task(b"", np.zeros((8, 1, 32, 32), dtype=np.float32), OpenVINO(1))
 
 
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_specs_name_every_baseline_of_the_paper(path: Path) -> None:
-    assert set(load_results(path).methods) == PAPER
+    assert set(load_results(path).methods) == {*PAPER, "ptq8w"}
 
 
 def test_specs_that_cannot_be() -> None:
@@ -91,35 +101,72 @@ def test_one_artifact_beside_baselines(
 
     made = next(tmp_path.glob("t3c-*")) / ARTIFACT
     before = Artifact(made).content
-    monkeypatch.setattr(results, "train_recipe", None)  # all that is made is there
+    for name in ("train_recipe", "export", "compare", "ablation_rows"):  # all is there already
+        monkeypatch.setattr(results, name, None)
     monkeypatch.setattr(results, "BASELINES", {})
-    said.clear()
-    again = Results(SPEC, tmp_path, said.append, lambda *_: None).tables()
+    assert Results(SPEC, tmp_path, said.append, lambda *_: None).tables() == tables
     assert Artifact(made).content == before
-    assert sum("is done" in text for text in said) == 3
-    for row in again["results"]:
-        assert row["accuracy"] == rows[row["name"]]["accuracy"]
+
+
+def test_a_change_makes_the_stages_that_it_concerns(
+    tmp_path: Path, small: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(subjects.SUBJECTS, "digits", lambda: replace_model(small))
+    asked: list[str] = []
+
+    def run(stages: Stages, name: str, made_from: object, make: object) -> Stage:
+        key = f"{name} {json.dumps(made_from, sort_keys=True, default=repr)}"
+        asked.append(key)
+        return Stage(tmp_path / name, key, {"rows": [], "seconds": 0.0})
+
+    monkeypatch.setattr(Stages, "run", run)
+    monkeypatch.setattr(Results, "task", lambda self, made: TASK)
+
+    def keys(spec: ResultsSpec) -> dict[str, str]:
+        asked.clear()
+        Results(spec, tmp_path, lambda _: None, lambda *_: None).tables()
+        return {key.split()[0]: key for key in asked}
+
+    def changed(spec: ResultsSpec) -> set[str]:
+        after = keys(spec)
+        return {name for name in before if after[name] != before[name]}
+
+    before = keys(SPEC)
+    everything = {"train-3407", "t3c-3407", "ablations", "ptq8", "lrft", "measured"}
+    assert set(before) == everything
+    assert changed(SPEC) == set()
+    assert changed(replace(SPEC, rounds=3)) == {"measured"}
+    assert changed(replace(SPEC, ablated=20)) == {"ablations"}
+    assert changed(replace(SPEC, minutes=0.002)) == {"lrft", "measured"}
+    assert changed(replace(SPEC, options={"lrft": {"rank": 0.4}})) == {"lrft", "measured"}
+    export = replace(SPEC.export, worst_drift=8.0)
+    other = replace(SPEC, recipe=replace(SPEC.recipe, export=export))
+    assert changed(other) == {"t3c-3407", "ablations", "measured"}
+    steps = replace(SPEC.recipe, train=replace(SPEC.recipe.train, steps=3))
+    assert changed(replace(SPEC, recipe=steps)) == everything - {"ptq8", "lrft"}
+    less = replace(small, calibration=small.calibration[1:])
+    monkeypatch.setitem(subjects.SUBJECTS, "digits", lambda: replace_model(less))
+    assert changed(SPEC) == everything
 
 
 def replace_model(subject: Subject) -> Subject:
     """The subject with a copy of its model: a run makes it elastic in place."""
-    import copy
-
     return replace(subject, model=copy.deepcopy(subject.model))
 
 
-def test_other_weights_are_another_stage(tmp_path: Path, small: Subject) -> None:
+def test_other_weights_are_another_original(small: Subject) -> None:
     mine = replace_model(small)
-    before = results.fingerprint(mine.model)
-    assert before == results.fingerprint(small.model)
+    before = fingerprint(mine.model)
+    assert before == fingerprint(small.model)
     with torch.no_grad():
         next(mine.model.parameters()).view(-1)[0] += 1e-3
-    assert results.fingerprint(mine.model) != before
+    assert fingerprint(mine.model) != before
+    same = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    other = nn.Sequential(same[0], nn.GELU())  # the same values, another function
+    assert fingerprint(same) != fingerprint(other)
 
 
 def test_weights_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from t3c.zoo.bases import base_network
-
     monkeypatch.setenv("T3C_BASE", str(tmp_path))
     with pytest.raises(DataError, match=r"benchmarks/base.py cifar10-cnn"):
         base_network("cifar10-cnn")

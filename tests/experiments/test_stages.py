@@ -28,7 +28,8 @@ def test_a_stage_is_made_once_and_again_when_its_inputs_change(tmp_path: Path) -
     assert other.result["found"] == 2
     assert other.key != first.key
     assert stages.run("b", {"x": 1, "y": (2, 3)}, make).key != first.key
-    assert calls == [first.folder, other.folder, calls[2]]
+    assert calls[:2] == [first.folder, other.folder]
+    assert len(calls) == 3
 
 
 def test_a_stage_that_was_stopped_finds_its_folder_again(tmp_path: Path) -> None:

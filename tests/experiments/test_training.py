@@ -93,12 +93,12 @@ def answers(model: nn.Module, profile: Profile | None, inputs: Tensor) -> Tensor
 
 
 def interval(a: Tensor, b: Tensor) -> dict[str, float]:
-    """Wald's interval of a difference of two shares of the same samples, from their counts."""
+    """Bonett and Price's interval of two shares of the same samples, from their counts."""
     n = len(a)
     won, lost = int((a & ~b).sum()), int((~a & b).sum())
-    mean = (won - lost) / n
-    error = math.sqrt((won + lost) / n - mean**2) / math.sqrt(n)
-    return {"difference": mean, "low": mean - 1.96 * error, "high": mean + 1.96 * error}
+    p, q = (won + 1) / (n + 2), (lost + 1) / (n + 2)
+    error = 1.96 * math.sqrt((p + q - (p - q) ** 2) / (n + 2))
+    return {"difference": (won - lost) / n, "low": p - q - error, "high": p - q + error}
 
 
 def test_rows_are_what_the_views_answer(subject: Subject, tmp_path: Path) -> None:

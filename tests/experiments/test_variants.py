@@ -45,9 +45,11 @@ def test_rows_are_paired_with_full_and_measured_against_ptq8() -> None:
     full, ptq8 = compared.rows()
     assert (full["accuracy"], ptq8["accuracy"]) == (0.75, 0.5)
     assert (full["drop"], ptq8["drop"]) == (0.0, 0.25)
-    half = 1.959963984540054 * math.sqrt(0.1875 / 4)  # of one loss in four
-    assert ptq8["drop_low"] == pytest.approx(0.25 - half)
-    assert ptq8["drop_high"] == pytest.approx(0.25 + half)
+    # One lost of four, and two more of which one is lost and one won: 2/6 against 1/6.
+    half = 1.959963984540054 * math.sqrt((3 / 6 - (1 / 6) ** 2) / 6)
+    assert ptq8["drop_low"] == pytest.approx(1 / 6 - half)
+    assert ptq8["drop_high"] == pytest.approx(1 / 6 + half)
+    assert full["drop_low"] < 0 < full["drop_high"]
     assert (full["to_ptq8"], full["size_to_ptq8"]) == (2.0, 4.0)
     assert full["size_mb"] == 4e-4
     assert ptq8["drift"] == pytest.approx(math.sqrt(2) / 5 / 4)

@@ -1,7 +1,7 @@
 """What one would use instead: each baseline one file, all in the same harness.
 
 Each is called with a `Task`. Those that are `TRAINED`, and those that look at the inputs of layers,
-need the original in torch; `ptq8` is made of ONNX and samples.
+need the original in torch; `ptq8` and `ptq8w` are made of ONNX and samples.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def _lazy(name: str) -> Callable[..., Baseline]:
 
 BASELINES: dict[str, Callable[..., Baseline]] = {
     "ptq8": _lazy("ptq8"),
+    "ptq8w": _lazy("ptq8w"),
     "ptq4": _lazy("ptq4"),
     "qat8": _lazy("qat8"),
     "mpqat": _lazy("mpqat"),

@@ -88,6 +88,11 @@ def quantized(model: ov.Model, task: Task) -> ov.Model:
         )
 
 
+def precision(task: Task) -> str:
+    """What `quantized` leaves, in words."""
+    return "8 bits" if task.activations == "int8" else "weights in 8 bits, activations in float"
+
+
 def saturates() -> bool:
     """Whether int8 kernels here add pairs of products in 16 bits, which 8-bit weights overflow.
 

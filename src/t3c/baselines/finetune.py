@@ -93,22 +93,24 @@ def finetune_(
     learning_rate: float,
     before_step: Callable[[float], object] = lambda share: None,
     weight_decay: float = 0.0,
+    faster: Callable[[int], Mapping[nn.Parameter, float]] = lambda steps: {},
     watch: Watch = lambda what, done, total: None,
 ) -> Finetuned:
     """Train `model` in place towards the original: AdamW, a warm-up over a tenth, then a cosine.
 
     Norms keep their running statistics. `before_step` is told the share of the run that is done;
-    with share 0 it is called more than once where steps are timed first.
+    with share 0 it is called more than once where steps are timed first. `faster` says which
+    parameters take how many times the learning rate in a run of so many steps.
     """
     started, losses = time.perf_counter(), list[float]()
-    optimizer = adamw(model, learning_rate, weight_decay)
     model.eval()
     with evaluating(training.model):
         steps = training.steps or _planned(model, training, before_step, started)
+        optimizer = adamw(model, learning_rate, weight_decay, faster(steps))
         pace = TrainConfig(steps=steps, warmup=0.1)  # the schedule of our own training
         for step, (images, targets) in zip(range(steps), training.batches(), strict=False):
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate * learning_rate_share(step, pace)
+                group["lr"] = learning_rate * group["times"] * learning_rate_share(step, pace)
             before_step(step / steps)
             try:
                 losses.append(descend(optimizer, _loss(model, training, images, targets)))
@@ -119,11 +121,19 @@ def finetune_(
 
 
 def adamw(
-    model: nn.Module, learning_rate: float, weight_decay: float = 0.0
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    faster: Mapping[nn.Parameter, float] | None = None,
 ) -> torch.optim.Optimizer:
-    """All that is not frozen, trained alike."""
+    """All that is not frozen, trained alike but for what takes so many times the learning rate."""
+    times = faster or {}
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(parameters, learning_rate, weight_decay=weight_decay)
+    groups = [{"params": [p for p in parameters if p not in times], "times": 1.0}]
+    groups += [{"params": [p], "times": times[p]} for p in parameters if p in times]
+    for group in groups:
+        group["lr"] = learning_rate * group["times"]  # type: ignore[operator]
+    return torch.optim.AdamW(groups, weight_decay=weight_decay)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float = 1.0) -> float:

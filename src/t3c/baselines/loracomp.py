@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from t3c.baselines.baseline import Baseline, Task, quantized
+from t3c.baselines.baseline import Baseline, Task, precision, quantized
 from t3c.baselines.finetune import (
     Layer,
     copied,
@@ -46,7 +46,7 @@ def loracomp(task: Task, *, rank: int = 8, learning_rate: float = 2e-4) -> Basel
     settle_(adapted)
     graph = quantized(to_openvino(model, task.samples[:1]), task)
     size = packed_bytes(written, formats, graph)
-    method = f"4 bits with trained adapters of rank {rank}, merged, run in 8 bits"
+    method = f"4 bits with trained adapters of rank {rank}, merged, run in {precision(task)}"
     return Baseline("loracomp", method, graph, size, done.steps, done.seconds)
 
 

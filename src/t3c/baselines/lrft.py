@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from t3c.baselines.baseline import Baseline, Task, bytes_on_disk, quantized
+from t3c.baselines.baseline import Baseline, Task, bytes_on_disk, precision, quantized
 from t3c.baselines.finetune import copied, finetune_, to_openvino
 from t3c.errors import SpecError
 from t3c.factor.svd import svd_stages
@@ -26,7 +26,9 @@ def lrft(task: Task, *, rank: float = 0.5, learning_rate: float = 1e-4) -> Basel
     ranks = factorize_(model, rank)
     done = finetune_(model, training, learning_rate=learning_rate, watch=task.watch)
     graph = quantized(to_openvino(model, task.samples[:1]), task)
-    method = f"{len(ranks)} layers at {rank:g} of the break-even rank, fine-tuned, 8 bits"
+    method = (
+        f"{len(ranks)} layers at {rank:g} of the break-even rank, fine-tuned, {precision(task)}"
+    )
     return Baseline("lrft", method, graph, bytes_on_disk(graph), done.steps, done.seconds)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from t3c.baselines.baseline import Baseline, Task, quantized
+from t3c.baselines.baseline import Baseline, Task, precision, quantized
 from t3c.baselines.finetune import copied, finetune_, reparametrize_, settle_, to_openvino, weighted
 from t3c.baselines.pack import Format, packed_bytes
 from t3c.errors import SpecError
@@ -37,6 +37,10 @@ class Masked(nn.Module):
         """What each value of the weight is worth."""
         return magnitudes(weight)
 
+    def faster(self, reach: float) -> dict[nn.Parameter, float]:
+        """What has to learn faster, where a run moves a parameter by `reach` while it cuts."""
+        return {}
+
 
 def pruned(
     task: Task, name: str, sparsity: float, learning_rate: float, masked: type[Masked]
@@ -61,15 +65,20 @@ def pruned(
                 mask.mask.copy_(kept)
         fixed = share >= CUTTING
 
+    def faster(steps: int) -> dict[nn.Parameter, float]:
+        reach = learning_rate * max(1.0, CUTTING * steps)
+        return {p: times for mask in masks for p, times in mask.faster(reach).items()}
+
     done = finetune_(
-        model, training, learning_rate=learning_rate, before_step=cut, watch=task.watch
-    )
+        model, training, learning_rate=learning_rate, before_step=cut, faster=faster,
+        watch=task.watch,
+    )  # fmt: skip
     cut(1.0)  # a run of very few steps has not come to the end of the schedule
     settle_(layers)
     graph = quantized(to_openvino(model, task.samples[:1]), task)
     formats = {f"{layer}.weight": Format(8, sparse=True) for layer in layers}
     size = packed_bytes(model, formats, graph)
-    method = f"{name} to {100 * sparsity:g}% zeros, fine-tuned, 8 bits"
+    method = f"{100 * sparsity:g}% zeros, fine-tuned, {precision(task)}"
     return Baseline(name, method, graph, size, done.steps, done.seconds)
 
 

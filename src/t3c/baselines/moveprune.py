@@ -7,15 +7,13 @@ from torch import Tensor, nn
 from t3c.baselines.baseline import Baseline, Task
 from t3c.baselines.magprune import Masked, magnitudes, pruned
 
-# A run of about a thousand steps at the usual rate moves scores about as far as they are apart.
-START = 0.1
-
 
 def moveprune(task: Task, *, sparsity: float = 0.5, learning_rate: float = 1e-4) -> Baseline:
     """Remove the weights that training moves towards 0, then quantize to 8 bits.
 
     Scores start from magnitudes, not from 0: on little data, all that movement knows at first is
-    noise, and a network that is trained already has its small weights for a reason.
+    noise, and a network that is trained already has its small weights for a reason. They learn at
+    a rate that can carry them as far as they are apart before masks are fixed.
     """
     return pruned(task, "moveprune", sparsity, learning_rate, Scored)
 
@@ -29,10 +27,13 @@ class Scored(Masked):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__(weight)
-        self.scores = nn.Parameter(START * magnitudes(weight))
+        self.scores = nn.Parameter(magnitudes(weight))
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * (self.mask + (self.scores - self.scores.detach()))
 
     def scored(self, weight: Tensor) -> Tensor:
         return self.scores
+
+    def faster(self, reach: float) -> dict[nn.Parameter, float]:
+        return {self.scores: 1 / reach}  # magnitudes are about 1 apart

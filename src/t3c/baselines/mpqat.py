@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from t3c.baselines.baseline import Baseline, Task, quantized
+from t3c.baselines.baseline import Baseline, Task, precision, quantized
 from t3c.baselines.finetune import (
     Layer,
     copied,
@@ -58,7 +58,7 @@ def mpqat(
     graph = quantized(to_openvino(model, task.samples[:1]), task)
     size = packed_bytes(model, {f"{n}.weight": rounded[n].form() for n in layers}, graph)
     average = sum(chosen[name] * sizes[name] for name in layers) / sum(sizes.values())
-    method = f"mixed precision of {average:.2f} bits on average, trained, run in 8 bits"
+    method = f"mixed precision of {average:.2f} bits on average, trained, run in {precision(task)}"
     return Baseline("mpqat", method, graph, size, done.steps, done.seconds)
 
 

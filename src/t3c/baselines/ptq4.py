@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from t3c.baselines.baseline import Baseline, Task, quantized
+from t3c.baselines.baseline import Baseline, Task, precision, quantized
 from t3c.baselines.compensate import clipped_scale, compensate, rounding
 from t3c.baselines.finetune import to_openvino
 from t3c.baselines.layers import as_matrix, embeddings, input_moments, torch_model, weight_layers
@@ -32,7 +32,7 @@ def ptq4(task: Task, *, ends: bool = False) -> Baseline:
             formats[f"{name}.weight"] = Format(4, scale=scale.flatten())
         task.watch(f"rounding {name}", done + 1, len(names))
     graph = quantized(to_openvino(model, task.samples[:1]), task)
-    method = "post-training quantization, weights 4 bits with second-order compensation"
+    method = f"weights in 4 bits with second-order compensation, run in {precision(task)}"
     if not ends:
         method += ", first and last layer 8"
     return Baseline("ptq4", method, graph, packed_bytes(model, formats, graph))

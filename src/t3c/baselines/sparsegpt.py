@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from t3c.baselines.baseline import Baseline, Task, quantized
+from t3c.baselines.baseline import Baseline, Task, precision, quantized
 from t3c.baselines.compensate import compensate, zeroing
 from t3c.baselines.finetune import to_openvino
 from t3c.baselines.layers import as_matrix, embeddings, input_moments, torch_model, weight_layers
@@ -27,5 +27,5 @@ def sparsegpt(task: Task, *, sparsity: float = 0.5) -> Baseline:
         formats[f"{name}.weight"] = Format(8, sparse=True)
         task.watch(f"pruning {name}", done + 1, len(names))
     graph = quantized(to_openvino(model, task.samples[:1]), task)
-    method = f"SparseGPT, {sparsity:.0%} of each layer's weights zero, then 8 bits"
+    method = f"SparseGPT, {sparsity:.0%} of each layer's weights zero, then {precision(task)}"
     return Baseline("sparsegpt", method, graph, packed_bytes(model, formats, graph))

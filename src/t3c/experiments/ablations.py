@@ -93,9 +93,8 @@ def ablation_rows(
                 "variant": name, "detail": detail, "accuracy": float(right.float().mean()),
                 "drop": gap["difference"], "drop_low": gap["low"], "drop_high": gap["high"],
                 "p50": math.fsum(specs[n].runs * best[n, p.rank] for n, p in points),
-                "to_ptq8": None,
                 "size_mb": sum(stored_bytes(specs[n], p) for n, p in points) / MB,
-                "violations": int(found.cost > target * (1 + 1e-6)), "epsilon": None,
+                "violations": int(found.cost > target * (1 + 1e-6)),
                 "first_order": found.drift, "samples": len(right),
             }
         )  # fmt: skip

@@ -96,7 +96,7 @@ class BaseRecipe:
 
     @property
     def key(self) -> str:
-        """A name that only this recipe and this network have."""
+        """A name for these settings and shapes; what else the code does is not in it."""
         shapes = {name: list(t.shape) for name, t in new_network(self.network).state_dict().items()}
         told = json.dumps([asdict(self), HELD, shapes], sort_keys=True)
         return f"{self.network}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"

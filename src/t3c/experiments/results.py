@@ -1,50 +1,46 @@
 """One model beside everything one would use instead: a spec in YAML, and the tables it leaves.
 
-Stages: the artifact, trained once and exported; each baseline; then all of them measured in one
+Stages: the recipe trained once; the artifact; each baseline; then all of them measured in one
 process on test data that nothing was tuned on. What is done is not done again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import openvino as ov
 from torch import nn
 
+from t3c import baselines
 from t3c.artifact.reader import Artifact
 from t3c.baselines import BASELINES, TRAINED
 from t3c.baselines.baseline import Task, bytes_on_disk
 from t3c.baselines.finetune import Training
-from t3c.errors import SpecError
+from t3c.errors import DataError, SpecError
 from t3c.evidence.original import write_original
 from t3c.experiments.ablations import ablation_rows
-from t3c.experiments.diagnostics import audit_rows, device_rows, energy_rows, violation_rows
-from t3c.experiments.extended import (
-    allocation_blocks,
-    allocation_rows,
-    certificate_rows,
-    drift_rows,
-    proxy_rows,
-    seed_rows,
-)
+from t3c.experiments.appendix import artifact_tables
+from t3c.experiments.extended import seed_rows
+from t3c.experiments.fingerprints import fingerprint, hashed, hashed_files, versions
 from t3c.experiments.recipe import Recipe
 from t3c.experiments.settings import read_settings
 from t3c.experiments.stages import Stage, Stages
 from t3c.experiments.training import train_recipe
 from t3c.experiments.variants import Compared, Row, Variant, Watch, compare
 from t3c.exporter import ExportConfig, export
+from t3c.files import write_atomic
 from t3c.runtime.engines.openvino import OpenVINO
+from t3c.runtime.measured import describe
 from t3c.runtime.runtime import Runtime
 from t3c.zoo.subjects import SUBJECTS, Subject
 
-ORIGINAL, ARTIFACT, MODEL = "original.onnx", "model.t3c", "model.xml"
+ORIGINAL, ARTIFACT, MODEL, SPENT = "original.onnx", "model.t3c", "model.xml", "seconds"
 
 
 @dataclass(frozen=True)
@@ -112,57 +108,87 @@ def load_results(path: Path) -> ResultsSpec:
 class Results:
     """The stages of a spec, each made when it is asked for."""
 
-    def __init__(self, spec: ResultsSpec, folder: Path, say: Callable[[str], object], watch: Watch):
+    def __init__(
+        self, spec: ResultsSpec, folder: Path, say: Callable[[str], object], watch: Watch
+    ) -> None:
         self.spec, self.watch = spec, watch
         self.stages = Stages(folder, say)
         self.subject: Subject = SUBJECTS[spec.recipe.subject]()
-        self.weights = fingerprint(self.subject.model)
         self.engine = OpenVINO(spec.export.threads or len(os.sched_getaffinity(0)))
+        self.about = {
+            "original": fingerprint(self.subject.model), "versions": versions(),
+            "data": hashed(*self.subject.train, self.subject.calibration),
+        }  # fmt: skip
+        self.models: dict[int, nn.Module] = {}  # trained in this process, by seed
 
-    def artifact(self, seed: int) -> Stage:
-        """Train the recipe once and export it; the folder holds the artifact and the original."""
-        recipe = self.spec.recipe.changed({"seed": seed})
+    def trained(self, seed: int) -> Stage:
+        """The recipe trained; the folder holds its run, the result its minutes in all."""
+        recipe = self._recipe(seed)
 
         def make(folder: Path) -> Row:
-            started = time.perf_counter()
-            done = train_recipe(
-                recipe, folder / "run", resume=True, test=False, say=self.stages.say,
-                watch=self.watch,
-            )  # fmt: skip
-            trained = time.perf_counter() - started
-            write_original(done.model, folder / ORIGINAL)
-            subject = done.subject
-            exported = export(
-                done.model, folder / ARTIFACT, [subject.calibration], self.spec.export,
+            path, started = folder / SPENT, time.perf_counter()
+            before = float(path.read_text()) if path.exists() else 0.0
+            try:
+                self.models[seed] = self._train(recipe, folder)
+            finally:
+                spent = before + time.perf_counter() - started
+                write_atomic(path, str(spent).encode(), DataError)
+            return {"minutes": spent / 60, "steps": recipe.train.steps}
+
+        told = repr(replace(recipe, export=None))
+        return self.stages.run(f"train-{seed}", self.about | {"recipe": told}, make)
+
+    def artifact(self, seed: int) -> Stage:
+        """The trained model exported; the folder holds the artifact and the original."""
+        run, subject = self.trained(seed), self.subject
+
+        def make(folder: Path) -> Row:
+            model = self._model(seed, run)
+            write_original(model, folder / ORIGINAL)
+            export(
+                model, folder / ARTIFACT, [subject.calibration], self.spec.export,
                 name=subject.name, image=subject.image, classes=subject.classes,
                 say=self.stages.say, watch=self.watch,
             )  # fmt: skip
-            middle = exported.profiles.profiles[len(exported.profiles) // 2]
-            part = tuple(values[: self.spec.ablated] for values in subject.test)
-            rows = ablation_rows(
-                done.model, subject.calibration, exported.table.layers, middle,
-                self.spec.export.size_weight, (part[0], part[1]), watch=self.watch,
-            )  # fmt: skip
-            return {"minutes": trained / 60, "steps": recipe.train.steps, "ablations": rows}
+            return {name: run.result[name] for name in ("minutes", "steps")}
 
         made_from = {
-            "recipe": repr(recipe), "weights": self.weights, "ablated": self.spec.ablated,
+            "run": run.key, "export": repr(self.spec.export), "device": repr(describe(self.engine)),
         }  # fmt: skip
         return self.stages.run(f"t3c-{seed}", made_from, make)
+
+    def ablations(self, seed: int, made: Stage) -> Stage:
+        """Other ways to allocate the middle profile's cost, on the first test samples."""
+        part = (values[: self.spec.ablated] for values in self.subject.test)
+        test, labels = part
+
+        def make(folder: Path) -> Row:
+            runtime = self._runtime(made)
+            profiles = list(runtime.chain)
+            assert runtime.table is not None
+            rows = ablation_rows(
+                self._model(seed, self.trained(seed)), self.subject.calibration,
+                runtime.table.layers, profiles[len(profiles) // 2], self.spec.export.size_weight,
+                (test, labels), watch=self.watch,
+            )  # fmt: skip
+            return {"rows": rows}
+
+        made_from = {"artifact": made.key, "test": hashed(test, labels)}
+        return self.stages.run("ablations", made_from, make)
 
     def baseline(self, name: str, task: Task) -> Stage:
         """A method carried out; the folder holds its model."""
         options = dict(self.spec.options.get(name, {}))
-        made_from: dict[str, Any] = {
-            "options": options, "weights": self.weights, "calibrated": self.spec.calibrated,
+        recipe = self.spec.recipe
+        made_from: dict[str, Any] = self.about | {
+            "options": options, "code": hashed_files(Path(baselines.__file__).parent),
             "activations": task.activations, "transformer": task.transformer,
-            "threads": self.engine.threads,
+            "samples": len(task.samples), "threads": self.engine.threads,
         }  # fmt: skip
         if name in TRAINED:
-            recipe = self.spec.recipe
             made_from |= {
                 "minutes": self.spec.minutes, "labels": self.spec.labels, "batch": recipe.batch,
-                "samples": recipe.samples, "augmentations": recipe.train.augmentations,
+                "images": recipe.samples, "augmentations": recipe.train.augmentations,
             }  # fmt: skip
 
         def make(folder: Path) -> Row:
@@ -175,10 +201,8 @@ class Results:
 
         return self.stages.run(name, made_from, make)
 
-    def task(self, stage: Stage) -> Task:
+    def task(self, made: Stage) -> Task:
         """What every baseline is given; activations are as the artifact has them."""
-        original = (stage.folder / ORIGINAL).read_bytes()
-        artifact = Artifact(stage.folder / ARTIFACT)
         spec, subject = self.spec, self.subject
         images, targets = (part[: spec.recipe.samples] for part in subject.train)
         training = Training(
@@ -186,96 +210,95 @@ class Results:
             labels=spec.labels, augmentations=spec.recipe.train.augmentations,
             image=subject.image,
         )  # fmt: skip
+        weight_only = Artifact(made.folder / ARTIFACT).weight_only
         return Task(
-            original, subject.calibration[: spec.calibrated].numpy(), self.engine,
-            "float" if artifact.weight_only else "int8", spec.transformer, training, self.watch,
+            (made.folder / ORIGINAL).read_bytes(), subject.calibration[: spec.calibrated].numpy(),
+            self.engine, "float" if weight_only else "int8", spec.transformer, training,
+            self.watch,
         )  # fmt: skip
 
-    def variants(self, stage: Stage) -> tuple[Runtime, dict[str, Variant]]:
-        """The original, every baseline and every profile, ready to answer."""
-        task = self.task(stage)
-        read = self.engine.read(task.original)
-        found = {
-            "full": Variant(
-                "full", "the original, fp32", self.engine.compile_read(read), bytes_on_disk(read)
-            )
+    def tables(self) -> dict[str, list[Row]]:
+        """Everything measured side by side, and the tables of the paper's appendix F."""
+        made = [self.artifact(seed) for seed in self.spec.seeds]
+        task = self.task(made[0])
+        others = {name: self.baseline(name, task) for name in self.spec.methods}
+        ablations = self.ablations(self.spec.seeds[0], made[0])
+
+        def make(folder: Path) -> Row:
+            variants = self._baselines(task, others)
+            runtimes = [self._runtime(stage) for stage in made]
+            compared = [
+                self._compared(variants | profiles_of(runtime, stage))
+                for runtime, stage in zip(runtimes, made, strict=True)
+            ]
+            seeds = [{row["name"]: row for row in found.rows()} for found in compared]
+            self.stages.say("certificates, budgets and devices")
+            return {
+                "results": compared[0].rows(), "seeds": seed_rows(seeds),
+                **artifact_tables(runtimes[0], compared[0], self.subject.test[0][:8].numpy()),
+            }  # fmt: skip
+
+        made_from = {
+            "made": [stage.key for stage in (*made, *others.values())], "rounds": self.spec.rounds,
+            "test": hashed(*self.subject.test), "device": repr(describe(self.engine)),
+        }  # fmt: skip
+        found = self.stages.run("measured", made_from, make).result
+        tables = {name: rows for name, rows in found.items() if isinstance(rows, list)}
+        spent = [s.result["seconds"] for s in (*made, *others.values(), ablations)]
+        spent += [self.trained(seed).result["seconds"] for seed in self.spec.seeds]
+        return tables | {
+            "ablations": ablations.result["rows"],
+            "spent": [{"minutes": (math.fsum(spent) + found["seconds"]) / 60}],
         }
-        for name in self.spec.methods:
-            made = self.baseline(name, task)
-            model = self.engine.core.read_model(made.folder / MODEL)
-            told = made.result
+
+    def _recipe(self, seed: int) -> Recipe:
+        return self.spec.recipe.changed({"seed": seed})
+
+    def _train(self, recipe: Recipe, folder: Path) -> nn.Module:
+        return train_recipe(
+            recipe, folder / "run", resume=True, test=False, say=self.stages.say, watch=self.watch
+        ).model
+
+    def _model(self, seed: int, run: Stage) -> nn.Module:
+        """The trained model: of this process, or as the run's last checkpoint has it."""
+        if seed not in self.models:
+            self.models[seed] = self._train(self._recipe(seed), run.folder)
+        return self.models[seed]
+
+    def _runtime(self, made: Stage) -> Runtime:
+        return Runtime(Artifact(made.folder / ARTIFACT), "openvino", self.engine.threads)
+
+    def _baselines(self, task: Task, made: Mapping[str, Stage]) -> dict[str, Variant]:
+        """The original and every baseline, ready to answer."""
+        read = self.engine.read(task.original)
+        session, size = self.engine.compile_read(read), bytes_on_disk(read)
+        found = {"full": Variant("full", "the original, fp32", session, size)}
+        for name, stage in made.items():
+            told = stage.result
+            model = self.engine.core.read_model(stage.folder / MODEL)
             found[name] = Variant(
                 name, told["method"], self.engine.compile_read(model), told["size_bytes"],
                 told["minutes"], told["steps"],
             )  # fmt: skip
-        return self._with_profiles(stage, found)
+        return found
 
-    def _with_profiles(
-        self, stage: Stage, found: dict[str, Variant]
-    ) -> tuple[Runtime, dict[str, Variant]]:
-        runtime = Runtime(Artifact(stage.folder / ARTIFACT), "openvino", self.spec.export.threads)
-        for profile in runtime.chain:
-            certificate = runtime.certificates.get(profile.name)
-            found[f"t3c-{profile.name}"] = Variant(
-                f"t3c-{profile.name}", "a profile of the one artifact",
-                runtime.session(profile.name),
-                runtime.artifact.manifest.size_bytes(profile.name), stage.result["minutes"],
-                stage.result["steps"], certificate.epsilon if certificate else None,
-            )  # fmt: skip
-        return runtime, found
-
-    def tables(self) -> dict[str, list[Row]]:
-        """Everything measured side by side, and the tables of the paper's appendix F."""
-        first, *others = (self.artifact(seed) for seed in self.spec.seeds)
-        runtime, variants = self.variants(first)
-        compared = self.compared(variants)
-        seeds = [compared.rows()]
-        for stage in others:
-            kept = {name: variants[name] for name in ("full", "ptq8")}
-            seeds.append(self.compared(self._with_profiles(stage, kept)[1]).rows())
-        return {
-            "results": seeds[0],
-            "ablations": first.result["ablations"],
-            "seeds": seed_rows([{row["name"]: row for row in rows} for rows in seeds]),
-            **self._extended(runtime, compared),
-        }
-
-    def compared(self, variants: Mapping[str, Variant]) -> Compared:
+    def _compared(self, variants: Mapping[str, Variant]) -> Compared:
         """Variants on the test part, timed in turns."""
         self.stages.say(f"measuring {len(variants)} variants")
         images, labels = (part.numpy() for part in self.subject.test)
         return compare(variants, (images, labels), self.spec.rounds, self.watch)
 
-    def _extended(self, runtime: Runtime, compared: Compared) -> dict[str, list[Row]]:
-        """What concerns the artifact alone."""
-        self.stages.say("certificates, budgets and devices")
-        names = [profile.name for profile in runtime.chain]
-        drifts = {name: compared.drifts(f"t3c-{name}") for name in names}
-        right = {name: compared.right(f"t3c-{name}") for name in names}
-        live = {name: compared.times[f"t3c-{name}"] for name in names}
-        samples = self.subject.test[0][:8].numpy()
-        energy, why = energy_rows(runtime, samples[:1])
-        if why:
-            self.stages.say(f"no energy: {why}")
-        table = runtime.table
-        proxies = {runtime.device.title: table} if table is not None and table.grid else {}
-        return {
-            "certificates": certificate_rows(runtime, drifts),
-            "drifts": drift_rows(runtime, drifts),
-            "allocation": allocation_rows(runtime.artifact, runtime.forms),
-            "allocation_blocks": allocation_blocks(runtime.artifact, runtime.forms),
-            "violations": violation_rows(runtime, samples),
-            "audit": audit_rows(runtime, right, live=live),
-            "devices": device_rows(runtime.artifact),
-            "proxies": proxy_rows(proxies) if proxies else [],
-            "energy": energy or [{"reason": why}],
-        }
 
-
-def fingerprint(model: nn.Module) -> str:
-    """A hash of all weights and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+def profiles_of(runtime: Runtime, made: Stage) -> dict[str, Variant]:
+    """Every profile of an artifact, ready to answer."""
+    kind = "float" if runtime.artifact.weight_only else "int8"
+    found = {}
+    for profile in runtime.chain:
+        name, certificate = f"t3c-{profile.name}", runtime.certificates.get(profile.name)
+        found[name] = Variant(
+            name, f"a profile of the one artifact, activations {kind}",
+            runtime.session(profile.name), runtime.artifact.manifest.size_bytes(profile.name),
+            made.result["minutes"], made.result["steps"],
+            certificate.epsilon if certificate else None,
+        )  # fmt: skip
+    return found

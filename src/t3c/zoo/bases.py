@@ -1,7 +1,7 @@
 """Networks that we train ourselves, and where their weights are kept.
 
-`python benchmarks/base.py` trains them; the weights lie in T3C_BASE (default out/base), one file a
-network, outside the repository.
+`python benchmarks/base.py` trains them; the weights lie in T3C_BASE, by default `base` in the cache
+folder of T3C, outside the repository: one file a network.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from t3c.errors import DataError
+from t3c.runtime.cache import default_folder
 from t3c.zoo.small_vit import SmallViT
 from t3c.zoo.wide_cnn import WideCnn, whiten_
 
-FOLDER = Path("out/base")
 RECIPE = "recipe"  # in the metadata of a weights file: the key of the recipe that made it
 
 
@@ -42,7 +42,8 @@ NETWORKS: Mapping[str, Callable[[Tensor], nn.Module]] = {
 
 def base_folder() -> Path:
     """Where weights of trained networks are kept."""
-    return Path(os.environ.get("T3C_BASE") or FOLDER)
+    named = os.environ.get("T3C_BASE")
+    return Path(named) if named else default_folder() / "base"
 
 
 def base_file(name: str, folder: Path | None = None) -> Path:
