@@ -73,7 +73,7 @@ class ResultsSpec:
     calibrated: int = 300
     labels: float = 0.0
     transformer: bool = False
-    options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, int | float]] = field(default_factory=dict)
     rounds: int = 200
     ablated: int = 2000
     seeds: tuple[int, ...] = (3407,)
