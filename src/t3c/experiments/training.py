@@ -34,7 +34,7 @@ from t3c.train import History, Keep, TrainConfig, fit, reconstruct
 from t3c.train.checkpoint import latest
 from t3c.train.losses import Loss, loss_of
 from t3c.train.processes import Processes
-from t3c.train.targets import counted_shares
+from t3c.train.targets import counted_shares, find_targets
 from t3c.train.validate import shown, validate
 from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
 
@@ -157,7 +157,8 @@ def _reconstruct(
     # Batches of their own: those of the training begin where they begin without blocks.
     count = min(recipe.samples or BLOCK_SAMPLES, BLOCK_SAMPLES)
     batches = subject.batches(recipe.batch, recipe.train.seed, count)
-    reconstruct(subject.model, batches, recipe.blocks, watch=watch)
+    targets = find_targets(subject.model, subject.train[0], recipe.train).profiles
+    reconstruct(subject.model, batches, recipe.blocks, profiles=list(targets), watch=watch)
     write_atomic(path, save({n: p.detach().contiguous() for n, p in parameters.items()}))
 
 
