@@ -84,6 +84,22 @@ def test_its_size_is_that_of_openvinos_files(made: Baseline) -> None:
     assert (made.steps, made.seconds) == (0, 0)
 
 
+def test_weights_alone_leave_activations_as_they_are(made: Baseline) -> None:
+    """Whatever the task says of activations; and closer to the original for it."""
+    alone = BASELINES["ptq8w"](Task(RAW, SAMPLES, ENGINE, activations="int8"))
+    assert not operations(alone.model, "FakeQuantize")
+    constants = operations(alone.model, "Constant")
+    shapes = [tuple(c.shape) for c in constants if c.get_element_type() == ov.Type.i8]
+    assert sorted(shapes) == [(8, 32, 3, 3), (32, 3, 3, 3)]
+    wanted = ENGINE.compile_read(ENGINE.read(RAW)).run([SAMPLES])[0]
+    drifts = [
+        np.linalg.norm(ENGINE.compile_read(b.model).run([SAMPLES])[0] - wanted)
+        for b in (alone, made)
+    ]
+    assert 0 < drifts[0] < drifts[1]
+    assert alone.size_bytes == bytes_on_disk(alone.model)
+
+
 def _topology(graph: ov.Model) -> int:
     """What is not weights: the bytes that are left if every constant is taken out."""
     constants = sum(int(c.data.nbytes) for c in operations(graph, "Constant"))
@@ -91,16 +107,16 @@ def _topology(graph: ov.Model) -> int:
 
 
 def test_the_registry_has_every_method_and_does_without_torch() -> None:
-    names = "ptq8 ptq4 qat8 mpqat magprune moveprune lrft loracomp sparsegpt kdptq"
+    names = "ptq8 ptq8w ptq4 qat8 mpqat magprune moveprune lrft loracomp sparsegpt kdptq"
     assert list(BASELINES) == names.split()
-    assert BASELINES.keys() - TRAINED == {"ptq8", "ptq4", "sparsegpt"}
+    assert BASELINES.keys() - TRAINED == {"ptq8", "ptq8w", "ptq4", "sparsegpt"}
     code = "import sys, t3c.baselines, t3c.baselines.ptq8; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_of_onnx_alone_only_some_are_made() -> None:
-    _refuse_unmakeable(("full", "ptq8"))
-    with pytest.raises(DataError, match=r"^unknown baseline magic: there are full, ptq8, ptq4"):
+    _refuse_unmakeable(("full", "ptq8", "ptq8w"))
+    with pytest.raises(DataError, match=r"^unknown baseline magic: there are full, ptq8, ptq8w"):
         _refuse_unmakeable(("full", "qat8", "magic"))
     with pytest.raises(DataError, match=r"^qat8, ptq4: made of the original in torch, here"):
         _refuse_unmakeable(("qat8", "ptq8", "ptq4"))

@@ -209,7 +209,7 @@ def test_a_transformer_is_told_to_nncf(
     class SeenError(Exception):
         pass
 
-    def quantize(model: nn.Module, dataset: object, **options: Any) -> None:
+    def quantize(model: nn.Module, calibration_dataset: object, **options: Any) -> None:
         raise SeenError(options["model_type"])
 
     nncf = baseline.nncf_library()

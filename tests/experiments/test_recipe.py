@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from t3c.convert import ElasticConfig
 from t3c.errors import DataError, SpecError, T3CError
-from t3c.experiments.recipe import Recipe, Sweep, build, load_recipe
+from t3c.experiments.recipe import Recipe, Sweep, load_recipe
+from t3c.experiments.settings import build
 from t3c.exporter import ExportConfig
 from t3c.quant.policy import RankTiedBits
 from t3c.spec import Factorization

@@ -137,11 +137,13 @@ def test_rows_are_what_the_views_answer(subject: Subject, tmp_path: Path) -> Non
 def test_paired_intervals() -> None:
     a = View(0, 0, np.array([True, True, True, False]))
     b = View(0, 0, np.array([True, False, False, True]))
-    # Differences 0, 1, 1, -1: mean 1/4, variance 11/16, over 4 samples.
-    half = 1.96 * math.sqrt(11 / 64)
-    expected = {"difference": 0.25, "low": 0.25 - half, "high": 0.25 + half}
+    # Two won and one lost of four: of six, with one more of each, 1/6 better and 5/6 changed.
+    half = 1.96 * math.sqrt((5 / 6 - 1 / 36) / 6)
+    expected = {"difference": 0.25, "low": 1 / 6 - half, "high": 1 / 6 + half}
     assert paired(a, b) == pytest.approx(expected, abs=1e-4)
-    assert paired(a, a) == {"difference": 0, "low": 0, "high": 0}
+    # None differs, which does not show that none ever would: 2/6 changed.
+    half = 1.96 * math.sqrt(2 / 6 / 6)
+    assert paired(a, a) == pytest.approx({"difference": 0, "low": -half, "high": half}, abs=1e-4)
     assert paired(a, View(0, 0, None)) is None
 
 

@@ -100,5 +100,5 @@ def test_it_is_not_for_tensorrt(exported: tuple[nn.Module, Exported], tmp_path: 
 
 
 def test_activations_are_one_or_the_other() -> None:
-    with pytest.raises(SpecError, match="activations are 'int8' or 'float'"):
+    with pytest.raises(SpecError, match="activations are 'int8', 'float' or 'auto'"):
         replace(CONFIG, activations="int4")

@@ -7,7 +7,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,14 +78,19 @@ def quantized(model: ov.Model, task: Task) -> ov.Model:
     with quiet():
         if task.activations == "float":
             return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
-        fix = nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.FIRST_LAYER
-        return nncf.quantize(
-            model,
-            nncf.Dataset([sample[None] for sample in task.samples]),
-            subset_size=len(task.samples),
-            model_type=nncf.ModelType.TRANSFORMER if task.transformer else None,
-            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=fix),
-        )
+        return nncf.quantize(model, **calibration(list(task.samples), task.transformer))
+
+
+def calibration(samples: Sequence[Any], transformer: bool) -> dict[str, Any]:
+    """What NNCF is told of samples (n, ...), of the model, and of the kernels here."""
+    nncf = nncf_library()
+    fix = nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.FIRST_LAYER
+    return {
+        "calibration_dataset": nncf.Dataset([sample[None] for sample in samples]),
+        "subset_size": len(samples),
+        "model_type": nncf.ModelType.TRANSFORMER if transformer else None,
+        "advanced_parameters": nncf.AdvancedQuantizationParameters(overflow_fix=fix),
+    }
 
 
 def precision(task: Task) -> str:

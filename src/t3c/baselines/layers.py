@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from t3c.baselines.baseline import Task
+from t3c.baselines.finetune import copied
 from t3c.errors import DataError
 from t3c.runtime.engines.protocol import Array
 
@@ -25,7 +25,7 @@ def torch_model(task: Task, name: str) -> nn.Module:
     """A copy of the original in torch; an error that names the method where there is none."""
     if task.training is None:
         raise DataError(f"{name} needs the original in torch, which ONNX alone does not have")
-    return copy.deepcopy(task.training.model).eval().requires_grad_(False)
+    return copied(task.training.model).requires_grad_(False)
 
 
 def weight_layers(model: nn.Module) -> dict[str, Layer]:

@@ -10,7 +10,15 @@ import openvino as ov
 import torch
 from torch import nn
 
-from t3c.baselines.baseline import Baseline, Task, bytes_on_disk, nncf_library, quiet, saturates
+from t3c.baselines.baseline import (
+    Baseline,
+    Task,
+    bytes_on_disk,
+    calibration,
+    nncf_library,
+    quiet,
+    saturates,
+)
 from t3c.baselines.finetune import copied, finetune_, to_openvino
 from t3c.errors import TrainError
 from t3c.nn.inputs import check_inputs
@@ -38,15 +46,8 @@ def prepare_qat(model: nn.Module, samples: Array, *, transformer: bool = False) 
     check_inputs(rows, "the calibration data")
     build_kernels()
     nncf = nncf_library()
-    fix = nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.FIRST_LAYER
     with quiet():
-        quantized: nn.Module = nncf.quantize(
-            copied(model),
-            nncf.Dataset([row[None] for row in rows]),
-            subset_size=len(rows),
-            model_type=nncf.ModelType.TRANSFORMER if transformer else None,
-            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=fix),
-        )
+        quantized: nn.Module = nncf.quantize(copied(model), **calibration(list(rows), transformer))
     return quantized.eval()
 
 

@@ -27,7 +27,7 @@ from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import Runtime
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Profile
 
-OF_ONNX = ("full", "ptq8")  # what can be made of the original in ONNX
+OF_ONNX = ("full", "ptq8", "ptq8w")  # what is made of ONNX and samples alone
 
 
 class Frozen(BaseModel):

@@ -159,8 +159,7 @@ class Results:
 
     def ablations(self, seed: int, made: Stage) -> Stage:
         """Other ways to allocate the middle profile's cost, on the first test samples."""
-        part = (values[: self.spec.ablated] for values in self.subject.test)
-        test, labels = part
+        test, labels = (values[: self.spec.ablated] for values in self.subject.test)
 
         def make(folder: Path) -> Row:
             runtime = self._runtime(made)
