@@ -175,6 +175,7 @@ def test_a_run_that_stopped_goes_on_as_if_it_had_not(
     whole = run(recipe, tmp_path / "whole")
     with pytest.raises(StopError):
         run(recipe, tmp_path / "cut", stop_at=3)
+    spent = float((tmp_path / "cut" / training.SPENT).read_text())
     monkeypatch.setattr(training, "reconstruct", None)  # once is enough
     again = run(recipe, tmp_path / "cut", resume=True)
     for (name, a), b in zip(
@@ -182,6 +183,7 @@ def test_a_run_that_stopped_goes_on_as_if_it_had_not(
     ):
         assert torch.equal(a, b), name
     assert (again.history, again.rows) == (whole.history, whole.rows)
+    assert 0 < spent < again.seconds
     finished = run(recipe, tmp_path / "cut", resume=True)
     assert finished.rows == whole.rows
 

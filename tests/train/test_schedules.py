@@ -163,6 +163,22 @@ def test_what_is_not_elastic_stays_at_its_top(
         assert len(held) == 1
 
 
+def test_where_bytes_count_little_targets_save_ranks_before_bits(
+    elastic: nn.Module, digits: Digits
+) -> None:
+    def means(weight: float) -> tuple[float, float]:
+        config = TrainConfig(worst_drift=5.0, size_weight=weight)
+        found = find_targets(elastic, digits.train[0][:8], config).profiles
+        bits = [point.bits for profile in found for point in profile.points.values()]
+        return float(np.mean(bits)), float(np.mean([levels(elastic, p) for p in found]))
+
+    (by_work, ranks), (by_bytes, more_ranks) = means(0.01), means(0.9)
+    assert by_work > by_bytes + 0.2
+    assert ranks < more_ranks
+    with pytest.raises(SpecError, match="size_weight must be in"):
+        TrainConfig(size_weight=1.0)
+
+
 def test_samples_reach_every_rank_and_bit(elastic: nn.Module) -> None:
     plans = state_of(elastic).plan.layers
     rng = np.random.default_rng(0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from t3c.artifact.reader import Artifact
 from t3c.baselines import BASELINES, TRAINED
 from t3c.baselines.baseline import Task, bytes_on_disk
 from t3c.baselines.finetune import Training
-from t3c.errors import DataError, SpecError
+from t3c.errors import SpecError
 from t3c.evidence.original import write_original
 from t3c.experiments.ablations import ablation_rows
 from t3c.experiments.appendix import artifact_tables
@@ -31,16 +30,15 @@ from t3c.experiments.fingerprints import fingerprint, hashed, hashed_files, vers
 from t3c.experiments.recipe import Recipe
 from t3c.experiments.settings import read_settings
 from t3c.experiments.stages import Stage, Stages
-from t3c.experiments.training import train_recipe
+from t3c.experiments.training import Trained, train_recipe
 from t3c.experiments.variants import Compared, Row, Variant, Watch, compare
 from t3c.exporter import ExportConfig, export
-from t3c.files import write_atomic
 from t3c.runtime.engines.openvino import OpenVINO
 from t3c.runtime.measured import describe
 from t3c.runtime.runtime import Runtime
 from t3c.zoo.subjects import SUBJECTS, Subject
 
-ORIGINAL, ARTIFACT, MODEL, SPENT = "original.onnx", "model.t3c", "model.xml", "seconds"
+ORIGINAL, ARTIFACT, MODEL = "original.onnx", "model.t3c", "model.xml"
 
 
 @dataclass(frozen=True)
@@ -122,18 +120,13 @@ class Results:
         self.models: dict[int, nn.Module] = {}  # trained in this process, by seed
 
     def trained(self, seed: int) -> Stage:
-        """The recipe trained; the folder holds its run, the result its minutes in all."""
+        """The recipe trained; the folder holds its run, the result its minutes of training."""
         recipe = self._recipe(seed)
 
         def make(folder: Path) -> Row:
-            path, started = folder / SPENT, time.perf_counter()
-            before = float(path.read_text()) if path.exists() else 0.0
-            try:
-                self.models[seed] = self._train(recipe, folder)
-            finally:
-                spent = before + time.perf_counter() - started
-                write_atomic(path, str(spent).encode(), DataError)
-            return {"minutes": spent / 60, "steps": recipe.train.steps}
+            done = self._train(recipe, folder)
+            self.models[seed] = done.model
+            return {"minutes": done.seconds / 60, "steps": recipe.train.steps}
 
         told = repr(replace(recipe, export=None))
         return self.stages.run(f"train-{seed}", self.about | {"recipe": told}, make)
@@ -253,15 +246,15 @@ class Results:
     def _recipe(self, seed: int) -> Recipe:
         return self.spec.recipe.changed({"seed": seed})
 
-    def _train(self, recipe: Recipe, folder: Path) -> nn.Module:
+    def _train(self, recipe: Recipe, folder: Path) -> Trained:
         return train_recipe(
             recipe, folder / "run", resume=True, test=False, say=self.stages.say, watch=self.watch
-        ).model
+        )
 
     def _model(self, seed: int, run: Stage) -> nn.Module:
         """The trained model: of this process, or as the run's last checkpoint has it."""
         if seed not in self.models:
-            self.models[seed] = self._train(self._recipe(seed), run.folder)
+            self.models[seed] = self._train(self._recipe(seed), run.folder).model
         return self.models[seed]
 
     def _runtime(self, made: Stage) -> Runtime:

@@ -7,7 +7,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ from t3c.train.targets import counted_shares, find_targets
 from t3c.train.validate import shown, validate
 from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
 
-RESULT, RECIPE, SCORE = "result.json", "recipe.json", "score.json"
+RESULT, RECIPE, SCORE, SPENT = "result.json", "recipe.json", "score.json", "seconds"
 BLOCK_SAMPLES = 512  # that blocks are reconstructed on: their inputs are held in memory
 RECONSTRUCTED = "reconstructed.safetensors"
 SAME = ("subject", "batch", "samples", "elastic", "blocks")  # for a run to be gone on with
@@ -64,12 +66,15 @@ class View:
 class Trained:
     """A recipe carried out: the model, its history, and one row for each view tested.
 
-    Of several processes only the main one tests and has rows, and none where no test is wanted.
+    `seconds` were spent on training, by all runs that had a part in it; loading, making the model
+    elastic and testing are not in them. Of several processes only the main one tests and has
+    rows, and none where no test is wanted.
     """
 
     subject: Subject
     model: nn.Module
     history: History
+    seconds: float
     rows: list[dict[str, Any]]
     samples: int
 
@@ -94,14 +99,16 @@ def train_recipe(
     model, untrained = subject.model, copy.deepcopy(subject.model)
     config = recipe.train
     batches = subject.batches(recipe.batch, config.seed, recipe.samples)
-    _reconstruct(recipe, subject, out, begun, say, watch)
-    say(f"training once for every profile: {config.steps} steps of {recipe.batch} samples")
-    history = fit(
-        model, batches, config, validation=subject.in_batches(subject.validation),
-        image=subject.image, keep=Keep(out, resume), on_step=told(config, watch),
-    )  # fmt: skip
+    with _timed(out):
+        _reconstruct(recipe, subject, out, begun, say, watch)
+        say(f"training once for every profile: {config.steps} steps of {recipe.batch} samples")
+        history = fit(
+            model, batches, config, validation=subject.in_batches(subject.validation),
+            image=subject.image, keep=Keep(out, resume), on_step=told(config, watch),
+        )  # fmt: skip
+    seconds = _spent(out)
     if not (test and Processes().main):
-        return Trained(subject, model, history, [], 0)
+        return Trained(subject, model, history, seconds, [], 0)
     say(f"testing on {len(subject.test[0])} samples that nothing was tuned on")
     rows = view_rows(model, untrained, history.profiles, subject, config, watch)
     payload = {"subject": subject.name, "samples": len(subject.test[0]), "profiles": rows}
@@ -113,7 +120,24 @@ def train_recipe(
             model, out / f"{subject.name}.t3c", [subject.calibration], recipe.export,
             image=subject.image, classes=subject.classes, say=say, watch=watch,
         )  # fmt: skip
-    return Trained(subject, model, history, rows, len(subject.test[0]))
+    return Trained(subject, model, history, seconds, rows, len(subject.test[0]))
+
+
+@contextmanager
+def _timed(out: Path) -> Iterator[None]:
+    """Add the time within to that of the run so far, even where it is stopped."""
+    before, started = _spent(out), time.perf_counter()
+    try:
+        yield
+    finally:
+        if Processes().main:
+            spent = before + time.perf_counter() - started
+            write_atomic(out / SPENT, str(spent).encode(), TrainError)
+
+
+def _spent(out: Path) -> float:
+    path = out / SPENT
+    return float(path.read_text()) if path.exists() else 0.0
 
 
 def _begun(recipe: Recipe, out: Path, resume: bool, say: Say) -> bool:

@@ -40,9 +40,9 @@ class TrainConfig:
 
     Draws: profiles come from Beta(0.75, 0.75) levels and, over the first `anneal` of the run, more
     and more, up to all but a share `broad`, from `profiles` targets no further than `worst_drift`
-    (`curriculum="profiles"`; "beta" stays with the levels, "falling" starts at full rank);
-    `elastic` holds bits or ranks at their top. `masks` relaxes ranks to Gumbel-Top-k masks and
-    rounding to stochastic rounding.
+    that weigh bytes by `size_weight` against work (`curriculum="profiles"`; "beta" stays with the
+    levels, "falling" starts at full rank); `elastic` holds bits or ranks at their top. `masks`
+    relaxes ranks to Gumbel-Top-k masks and rounding to stochastic rounding.
 
     `reference_batch` scales the learning rate by batch / reference_batch (256 in the paper).
     """
@@ -81,6 +81,7 @@ class TrainConfig:
     broad: float = 0.25
     profiles: int = 5
     worst_drift: float = 0.5
+    size_weight: float = 0.5
     masks: bool = False
     controller: Literal["off", "gumbel", "reinforce"] = "off"
     token: Literal["tuple", "scalar"] = "tuple"
@@ -98,7 +99,7 @@ class TrainConfig:
         for name in ("learning_rate", "clip_norm", "softening", "worst_drift"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SpecError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("warmup", "label_smoothing"):
+        for name in ("warmup", "label_smoothing", "size_weight"):
             if not 0 <= getattr(self, name) < 1:
                 raise SpecError(f"{name} must be in [0, 1), got {getattr(self, name):g}")
         for name in ("ramp", "anneal", "broad"):

@@ -22,7 +22,6 @@ from t3c.spec import LayerPoint, LayerSpec, ProfileChain
 from t3c.train.config import TrainConfig
 
 SAMPLES = 8
-SIZE_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def find_targets(model: nn.Module, samples: Inputs, config: TrainConfig) -> Targ
         shared,
         counted,
         lambda name, point: sensitivities[name].squared_drift(point),
-        SIZE_WEIGHT,
+        config.size_weight,
     )
     chains = {name: chain(_elastic(o, config)) for name, o in offered.items()}
     path = spread(allocations(chains), config.worst_drift, config.profiles)

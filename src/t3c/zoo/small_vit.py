@@ -1,7 +1,7 @@
 """A small vision transformer for CIFAR-10, with a convolutional stem.
 
-Two strided convolutions make the patches (Xiao et al., arXiv 2106.14881): a patch that is one
-linear map needs many more epochs than a CPU has time for.
+Convolutions with norms make the patches (Xiao et al., arXiv 2106.14881): patches that are one
+linear map need many more epochs than a CPU has time for.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ class SmallViT(nn.Module):
         self, width: int = WIDTH, depth: int = DEPTH, heads: int = HEADS, classes: int = 10
     ) -> None:
         super().__init__()
+        narrow = width // 4
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width // 4, 3, 2, 1), nn.ReLU(inplace=True),
-            nn.Conv2d(width // 4, width, 3, 2, 1),
+            nn.Conv2d(3, narrow, 3, 2, 1), nn.BatchNorm2d(narrow), nn.ReLU(inplace=True),
+            nn.Conv2d(narrow, narrow, 3, 1, 1), nn.BatchNorm2d(narrow), nn.ReLU(inplace=True),
+            nn.Conv2d(narrow, width, 3, 2, 1),
         )  # fmt: skip
         self.places = nn.Parameter(torch.randn(1, (SIDE // STRIDE) ** 2, width) * 0.02)
         self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(depth)))
