@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -81,6 +82,7 @@ def assemble(
     )  # fmt: skip
     rounded: dict[str, str] = {}
     feeds = set(quantized_inputs(graph, artifact.manifest.specs))
+    pooled = _pooled(graph, feeds)
     for value in model_inputs:
         if value.name in feeds:
             rounded[value.name] = builder.quantized(value.name)
@@ -109,7 +111,24 @@ def assemble(
         for name in made:
             if name in feeds:
                 rounded[name] = builder.quantized(name)
+            elif name in pooled:
+                rounded[name] = builder.quantized(name, pooled[name])
     return builder.model(model_inputs, graph.output)
+
+
+def _pooled(graph: onnx.GraphProto, feeds: Collection[str]) -> dict[str, str]:
+    """Tensors that nothing but a maximum over windows reads, whose output `feeds` a layer.
+
+    Rounding keeps order, so the maximum of rounded values is the rounded maximum: rounded before
+    it already, what is pooled is written and read in 8 bits.
+    """
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(value.name for value in graph.output)
+    return {
+        node.input[0]: node.output[0]
+        for node in graph.node
+        if node.op_type == "MaxPool" and node.output[0] in feeds and readers[node.input[0]] == 1
+    }
 
 
 def _add_constants(

@@ -57,14 +57,18 @@ class Builder:
         self.constants[name] = value
         return name
 
-    def quantized(self, tensor: str) -> str:
-        """The tensor rounded to 8 bits; as it is where activations are float."""
+    def quantized(self, tensor: str, grid_of: str | None = None) -> str:
+        """The tensor rounded to 8 bits; as it is where activations are float.
+
+        Its grid is its own, or that of the tensor `grid_of`.
+        """
         if self.ranges is None:
             return tensor
-        if tensor not in self.ranges:
-            raise CorruptError(f"no activation range for {tensor!r}")
-        scale, zero = activation_grid(*self.ranges[tensor])
-        args = [self.constant(f"{tensor}/scale", scale), self.constant(f"{tensor}/zero", zero)]
+        grid = grid_of or tensor
+        if grid not in self.ranges:
+            raise CorruptError(f"no activation range for {grid!r}")
+        scale, zero = activation_grid(*self.ranges[grid])
+        args = [self.constant(f"{grid}/scale", scale), self.constant(f"{grid}/zero", zero)]
         codes = self.node("QuantizeLinear", [tensor, *args], f"{tensor}/codes")
         rounded = self.node("DequantizeLinear", [codes, *args], f"{tensor}/rounded")
         self.codes[rounded] = codes, args
