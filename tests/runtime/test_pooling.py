@@ -13,9 +13,11 @@ from torch.nn import functional as F
 
 import t3c
 from conftest import LIGHT, quick, supply_times
+from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_
 from t3c.exporter import ExportConfig, export
 from t3c.runtime import assemble
+from t3c.runtime.context import float_outputs
 from t3c.runtime.runtime import Runtime
 
 CONFIG = ExportConfig(worst_drift=1.0, profiles=2, calibration=quick(3), certificate=LIGHT)
@@ -67,12 +69,17 @@ def test_what_is_only_pooled_is_rounded_before(artifact: Path) -> None:
     assert before.input[1:] == after.input[1:], "one grid on both sides"
 
 
+def test_a_layer_before_it_is_timed_as_it_runs(artifact: Path) -> None:
+    found = Artifact(artifact)
+    assert float_outputs(found.graph().graph, found.manifest.specs) == {"second", "third", "head"}
+
+
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_answers_are_the_same(artifact: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     images = IMAGES[:16].numpy()
     early = t3c.load(artifact, engine=engine)
     answers = {profile.name: early(images, profile=profile.name) for profile in early.chain}
-    monkeypatch.setattr(assemble, "_pooled", lambda graph, feeds: {})
+    monkeypatch.setattr(assemble, "pooled_inputs", lambda graph, feeds: {})
     late = t3c.load(artifact, engine=engine)
     assert pooled(late)[0][0] == "Relu"
     for name, answer in answers.items():

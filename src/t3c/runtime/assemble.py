@@ -41,6 +41,7 @@ __all__ = [
     "example_input",
     "example_shape",
     "execution_stages",
+    "pooled_inputs",
     "quantize_rows",
     "quantized_inputs",
     "synthetic_group",
@@ -82,7 +83,7 @@ def assemble(
     )  # fmt: skip
     rounded: dict[str, str] = {}
     feeds = set(quantized_inputs(graph, artifact.manifest.specs))
-    pooled = _pooled(graph, feeds)
+    pooled = pooled_inputs(graph, feeds)
     for value in model_inputs:
         if value.name in feeds:
             rounded[value.name] = builder.quantized(value.name)
@@ -114,21 +115,6 @@ def assemble(
             elif name in pooled:
                 rounded[name] = builder.quantized(name, pooled[name])
     return builder.model(model_inputs, graph.output)
-
-
-def _pooled(graph: onnx.GraphProto, feeds: Collection[str]) -> dict[str, str]:
-    """Tensors that nothing but a maximum over windows reads, whose output `feeds` a layer.
-
-    Rounding keeps order, so the maximum of rounded values is the rounded maximum: rounded before
-    it already, what is pooled is written and read in 8 bits.
-    """
-    readers = Counter(name for node in graph.node for name in node.input)
-    readers.update(value.name for value in graph.output)
-    return {
-        node.input[0]: node.output[0]
-        for node in graph.node
-        if node.op_type == "MaxPool" and node.output[0] in feeds and readers[node.input[0]] == 1
-    }
 
 
 def _add_constants(
@@ -163,6 +149,21 @@ def quantized_inputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> 
         if elastic_kind(node, specs[elastic_layer(node)]) != "embedding":
             names.append(node.input[0])
     return names
+
+
+def pooled_inputs(graph: onnx.GraphProto, feeds: Collection[str]) -> dict[str, str]:
+    """Tensors that nothing but a maximum over windows reads, whose output `feeds` a layer.
+
+    Rounding keeps order, so the maximum of rounded values is the rounded maximum: rounded before
+    it already, what is pooled is written and read in 8 bits.
+    """
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(value.name for value in graph.output)
+    return {
+        node.input[0]: node.output[0]
+        for node in graph.node
+        if node.op_type == "MaxPool" and node.output[0] in feeds and readers[node.input[0]] == 1
+    }
 
 
 def synthetic_layer(
