@@ -63,7 +63,7 @@ def test_evaluation_sees_all_tokens_and_draws_nothing(model: SmallViT, images: T
 
 def test_training_draws_as_many_of_the_tokens(model: SmallViT, images: Tensor) -> None:
     whole = seen(model.eval(), images)
-    model.train()
+    model.train().stem.eval()  # norms there see batches
     assert torch.equal(seen(model, images), whole)  # none are drawn unless it is asked for
     model.kept = 20
     torch.manual_seed(5)
@@ -98,11 +98,12 @@ def test_no_place_is_preferred(model: SmallViT) -> None:
 def test_all_tokens_in_any_order_are_the_same(model: SmallViT, images: Tensor) -> None:
     """Their places are added before, so to keep all of them is to keep none away."""
     whole = model.eval()(images)
-    model.train()
+    model.train().stem.eval()
     model.kept = TOKENS
     torch.manual_seed(0)
     assert not torch.equal(seen(model, images), seen(model.eval(), images))
-    torch.testing.assert_close(model.train()(images), whole, atol=1e-5, rtol=1e-4)
+    model.train().stem.eval()
+    torch.testing.assert_close(model(images), whole, atol=1e-5, rtol=1e-4)
 
 
 def test_a_token_is_of_a_neighbourhood(model: SmallViT, images: Tensor) -> None:
@@ -113,10 +114,10 @@ def test_a_token_is_of_a_neighbourhood(model: SmallViT, images: Tensor) -> None:
     changed = (seen(model, images) != seen(model, other)).any(-1).any(0).view(8, 8)
     rows, columns = changed.nonzero().T
     assert changed[2, 5]
-    assert rows.min() >= 2
-    assert rows.max() <= 3
-    assert columns.min() >= 5
-    assert columns.max() <= 6
+    assert rows.min() >= 1
+    assert rows.max() <= 4
+    assert columns.min() >= 4
+    assert columns.max() <= 7
 
 
 def test_every_parameter_matters(model: SmallViT, images: Tensor) -> None:
