@@ -14,7 +14,16 @@ from torch import nn
 
 from t3c.baselines import magprune as module
 from t3c.baselines.finetune import copied, descend, reparametrize_, weighted
-from t3c.baselines.magprune import CUTTING, Masked, cubic, highest, magnitudes, magprune
+from t3c.baselines.magprune import (
+    CUTTING,
+    FEW,
+    Masked,
+    cubic,
+    highest,
+    magnitudes,
+    magprune,
+    prunable,
+)
 from t3c.baselines.moveprune import Scored, moveprune
 from t3c.errors import SpecError
 
@@ -52,6 +61,26 @@ def test_zeros_are_as_many_as_promised_and_survive_in_what_runs(
     with torch.no_grad():
         wanted = settled[0](tiny.images(16, 4)).numpy()
     assert np.linalg.norm(tiny.answers(made) - wanted) < 0.05 * np.linalg.norm(wanted)
+
+
+def test_layers_with_few_of_the_weights_stay_dense(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = tiny.recorded(monkeypatch, module, convert=False)
+    monkeypatch.setattr(module, "FEW", 0.03)  # the stem has 2.5%, the head 0.7%
+    method(tiny.task(steps=3), sparsity=0.5)
+    found = {name: settled[0].get_submodule(name).weight for name in tiny.LAYERS}
+    assert not any((found[name] == 0).any() for name in ("stem", "head"))
+    pruned = [found["body"], found["hidden"]]
+    assert sum(int((w == 0).sum()) for w in pruned) == sum(w.numel() for w in pruned) // 2
+
+
+def test_few_is_a_thousandth() -> None:
+    sizes = {"large": 99_800, "small": 100, "smaller": 99, "whole": 1}
+    assert FEW == 1e-3
+    assert prunable({name: torch.zeros(size) for name, size in sizes.items()}) == {
+        "large", "small",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("steps", "sparsity"), [(1, 0.5), (2, 0.9), (6, 0.0), (6, 0.123)])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from t3c.baselines import magprune
 from t3c.baselines.baseline import Baseline, Task
 from t3c.baselines.finetune import Training
 from t3c.baselines.layers import weight_layers
@@ -96,6 +97,16 @@ def test_it_is_nearer_than_pruning_by_magnitude(name: str) -> None:
     with torch.no_grad():
         without = drift(plain(test).numpy(), name, test)
     assert drift(found, name, test) < 0.7 * without
+
+
+def test_layers_with_few_of_the_weights_stay_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = weight_layers(network("convolutions"))
+    least = min(layer.weight.numel() for layer in layers.values())
+    total = sum(layer.weight.numel() for layer in layers.values())
+    monkeypatch.setattr(magprune, "FEW", (least + 1) / total)
+    for code in codes(sparsegpt(task("convolutions")).model):
+        dense = code.size == least
+        assert (code == 0).mean() < 0.05 if dense else (code == 0).mean() >= 0.5
 
 
 def test_more_zeros_take_less() -> None:

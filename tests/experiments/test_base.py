@@ -143,6 +143,32 @@ def test_stopped_and_gone_on_is_the_same_bit_for_bit(tmp_path: Path, network: st
     assert len(moved) > len(start) // 2
 
 
+def test_half_precision_is_taken_where_the_processor_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, seen = replace(recipe_of("tiny-cnn"), precision="auto"), list[torch.dtype]()
+    convolve = nn.Conv2d._conv_forward
+
+    def noted(self: nn.Conv2d, x: Tensor, *weights: Tensor) -> Tensor:
+        found = convolve(self, x, *weights)
+        if self.training:
+            seen.append(found.dtype)
+        return found
+
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", noted)
+    made = {}
+    for has, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has: has)
+        seen.clear()
+        path, _ = train(recipe, tmp_path / str(has))
+        assert set(seen) == {dtype}
+        made[has] = load_file(path)
+    assert all(t.dtype == made[False][name].dtype for name, t in made[True].items())
+    plain, _ = train(recipe_of("tiny-cnn"), tmp_path / "plain")
+    assert all(torch.equal(t, made[False][name]) for name, t in load_file(plain).items())
+    assert not all(torch.equal(t, made[False][name]) for name, t in made[True].items())
+
+
 def test_stopped_before_the_first_epoch_is_over(tmp_path: Path) -> None:
     recipe = recipe_of("tiny-cnn")
     whole, _ = train(recipe, tmp_path / "whole")
@@ -196,6 +222,7 @@ def test_every_setting_is_in_the_key(tmp_path: Path) -> None:
         "network": "tiny-vit", "phases": (*recipe.phases, Phase(1)), "optimizer": "adamw",
         "batch": 4, "learning_rate": 0.06, "momentum": 0.8, "weight_decay": 0.0, "bias_rate": 2.0,
         "label_smoothing": 0.0, "rise": 0.1, "final": 0.1, "cooldown": 1, "seed": 1,
+        "precision": "auto",
     }  # fmt: skip
     assert set(others) == set(BaseRecipe.__dataclass_fields__)
     changed = [replace(recipe, **{name: value}) for name, value in others.items()]  # type: ignore[arg-type]

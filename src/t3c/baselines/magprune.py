@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from t3c.baselines.pack import Format, packed_bytes
 from t3c.errors import SpecError
 
 CUTTING = 0.5  # the share of a run in which weights are removed; in the rest masks stay
+FEW = 1e-3  # layers with a smaller share of the weights stay dense
 
 
 def magprune(task: Task, *, sparsity: float = 0.5, learning_rate: float = 1e-4) -> Baseline:
@@ -50,7 +51,9 @@ def pruned(
         raise SpecError(f"sparsity must be in [0, 1), got {sparsity:g}")
     training = task.trained(name)
     model = copied(training.model)
-    layers = weighted(model)
+    every = weighted(model)
+    large = prunable({layer: sharing[0].weight for layer, sharing in every.items()})
+    layers = {layer: sharing for layer, sharing in every.items() if layer in large}
     weights = [sharing[0].weight for sharing in layers.values()]
     masks = [masked(weight.detach()) for weight in weights]
     for sharing, mask in zip(layers.values(), masks, strict=True):
@@ -76,10 +79,20 @@ def pruned(
     cut(1.0)  # a run of very few steps has not come to the end of the schedule
     settle_(layers)
     graph = quantized(to_openvino(model, task.samples[:1]), task)
-    formats = {f"{layer}.weight": Format(8, sparse=True) for layer in layers}
+    formats = {f"{layer}.weight": Format(8, sparse=layer in large) for layer in every}
     size = packed_bytes(model, formats, graph)
     method = f"{100 * sparsity:g}% zeros, fine-tuned, {precision(task)}"
     return Baseline(name, method, graph, size, done.steps, done.seconds)
+
+
+def prunable(weights: Mapping[str, Tensor]) -> set[str]:
+    """The layers that pruning is about: all but those with very few of the weights.
+
+    There is nothing to gain in stems and small heads, and much to lose: what a stem multiplies
+    little by, because images have much of it, is what the network lives on.
+    """
+    total = sum(weight.numel() for weight in weights.values())
+    return {name for name, weight in weights.items() if weight.numel() >= FEW * total}
 
 
 def magnitudes(weight: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from t3c.baselines.baseline import Baseline, Task, precision, quantized
 from t3c.baselines.compensate import compensate, zeroing
 from t3c.baselines.finetune import to_openvino
 from t3c.baselines.layers import as_matrix, embeddings, input_moments, torch_model, weight_layers
+from t3c.baselines.magprune import prunable
 from t3c.baselines.pack import Format, packed_bytes
 
 
@@ -19,7 +20,8 @@ def sparsegpt(task: Task, *, sparsity: float = 0.5) -> Baseline:
     """
     model, rule = torch_model(task, "sparsegpt"), zeroing(sparsity)
     layers, moments = weight_layers(model), input_moments(model, task.samples)
-    names = list(moments)
+    large = prunable({name: layers[name].weight for name in moments})
+    names = [name for name in moments if name in large]
     formats = {f"{name}.weight": Format(8) for name in (*layers, *embeddings(model))}
     for done, name in enumerate(names):
         settled = compensate(as_matrix(layers[name]), moments.pop(name), rule)

@@ -57,7 +57,8 @@ class BaseRecipe:
 
     The learning rate rises to its peak over the first `rise` of the steps and falls linearly to
     `final` of it, and over the last `cooldown` epochs to nothing; biases of norms take `bias_rate`
-    times as much.
+    times as much. `precision` "auto" multiplies in bfloat16 where the processor has instructions
+    for it, which takes little more than half the time.
     """
 
     network: str
@@ -72,6 +73,7 @@ class BaseRecipe:
     rise: float = 0.23
     final: float = 0.07
     cooldown: int = 0
+    precision: Literal["float", "auto"] = "float"
     seed: int = 3407
 
     def __post_init__(self) -> None:
@@ -229,7 +231,8 @@ def _epoch(
         share = rate_share(epoch + step / steps, recipe)
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * group["scale"] * share
-        outputs = model(images.contiguous(memory_format=torch.channels_last))
+        with torch.autocast("cpu", torch.bfloat16, enabled=halved(recipe)):
+            outputs = model(images.contiguous(memory_format=torch.channels_last)).float()
         loss = F.cross_entropy(outputs, labels, label_smoothing=recipe.label_smoothing)
         if not torch.isfinite(loss):
             raise TrainError(f"epoch {epoch + 1}, step {step + 1}: the loss is not finite")
@@ -243,6 +246,11 @@ def _epoch(
     if phase.kept is not None:
         model.kept = None  # type: ignore[assignment]
     return total / steps
+
+
+def halved(recipe: BaseRecipe) -> bool:
+    """Whether training multiplies in bfloat16 here."""
+    return recipe.precision == "auto" and torch.cpu._is_avx512_bf16_supported()
 
 
 def rate_share(epoch: float, recipe: BaseRecipe) -> float:
