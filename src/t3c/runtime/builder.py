@@ -190,14 +190,34 @@ class Builder:
     ) -> None:  # fmt: skip
         """A convolution; without a geometry it is one of single points."""
         weight = self._weight(name, stage[0], stage[1], axis=0)
-        inputs = [x, weight] if bias is None else [x, weight, bias]
-        given: dict[str, Any] = {}
+        kernel, given = list(stage[0].shape[2:]), dict[str, Any]()
         if geometry is not None:
             given = {
                 "strides": list(geometry.stride), "pads": list(geometry.padding) * 2,
                 "dilations": list(geometry.dilation), "group": groups,
             }  # fmt: skip
-        self.node("Conv", inputs, output, kernel_shape=list(stage[0].shape[2:]), **given)
+            points = kernel == [1, 1] and not any(geometry.padding)
+            if points and max(geometry.stride) > 1 and x in self.codes:
+                x, given["strides"] = self._stepped(x, geometry.stride), [1] * len(kernel)
+        inputs = [x, weight] if bias is None else [x, weight, bias]
+        self.node("Conv", inputs, output, kernel_shape=kernel, **given)
+
+    def _stepped(self, x: str, stride: Sequence[int]) -> str:
+        """What a strided convolution of single points reads of a rounded tensor, still as codes.
+
+        OpenVINO takes such a stride before the convolution itself, but in float, and what reads
+        it then runs in float too.
+        """
+        codes, grid = self.codes[x]
+        taken = f"{x}/stride{'x'.join(map(str, stride))}"
+        if taken not in self.codes:
+            pooled = self.node(
+                "MaxPool", [codes], f"{taken}/codes", kernel_shape=[1] * len(stride),
+                strides=list(stride),
+            )  # fmt: skip
+            self.node("DequantizeLinear", [pooled, *grid], taken)
+            self.codes[taken] = pooled, grid
+        return taken
 
     def _weight(self, name: str, integers: Weight, scale: Floats, axis: int) -> str:
         if scale.ndim > 1:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SIDE, STRIDE = 32, 4
-WIDTH, DEPTH, HEADS, HIDDEN = 256, 4, 4, 4
+WIDTH, DEPTH, HEADS, HIDDEN = 512, 2, 8, 8  # few large products: small ones are all overhead
 
 
 class SelfAttention(nn.Module):
@@ -64,7 +64,7 @@ class SmallViT(nn.Module):
         self, width: int = WIDTH, depth: int = DEPTH, heads: int = HEADS, classes: int = 10
     ) -> None:
         super().__init__()
-        narrow = width // 4
+        narrow = width // 8
         self.stem = nn.Sequential(
             nn.Conv2d(3, narrow, 3, 2, 1), nn.BatchNorm2d(narrow), nn.ReLU(inplace=True),
             nn.Conv2d(narrow, narrow, 3, 1, 1), nn.BatchNorm2d(narrow), nn.ReLU(inplace=True),

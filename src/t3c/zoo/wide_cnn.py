@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTHS = (64, 384, 384)
+WIDTHS = (64, 256, 1024)
 PATCH = 2
 WHITENED = 3 * PATCH * PATCH  # directions of a patch's colours
 
