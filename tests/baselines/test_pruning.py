@@ -164,7 +164,7 @@ def test_magnitudes_do_not_know_the_scale_of_a_layer() -> None:
 def test_movement_tells_other_weights_apart_than_magnitude(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However few the steps and small the rate, scores move as far as they are apart."""
+    """However few the steps and small the rate, scores of weights of one size change places."""
     settled = tiny.recorded(monkeypatch, module, convert=False)
     for prune in METHODS:
         prune(tiny.task(steps=6), sparsity=0.5, learning_rate=1e-5)
@@ -172,7 +172,7 @@ def test_movement_tells_other_weights_apart_than_magnitude(
         torch.cat([model.get_submodule(n).weight.flatten() != 0 for n in tiny.LAYERS])  # type: ignore[operator]
         for model in settled
     ]
-    assert 0.05 < (kept[0] != kept[1]).float().mean() < 0.6
+    assert 0.01 < (kept[0] != kept[1]).float().mean() < 0.1
 
 
 def test_movement_raises_the_scores_of_weights_that_move_away_from_zero() -> None:

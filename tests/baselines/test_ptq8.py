@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import openvino as ov
 import pytest
+import tiny
 from onnx import TensorProto, helper, numpy_helper
 
 from t3c.baselines import BASELINES, TRAINED, Baseline, Task
@@ -120,3 +121,14 @@ def test_of_onnx_alone_only_some_are_made() -> None:
         _refuse_unmakeable(("full", "qat8", "magic"))
     with pytest.raises(DataError, match=r"^qat8, ptq4: made of the original in torch, here"):
         _refuse_unmakeable(("qat8", "ptq8", "ptq4"))
+
+
+@pytest.mark.parametrize("name", ["ptq8", "ptq8w"])
+def test_it_is_made_from_torch_where_that_is_given(name: str) -> None:
+    given = tiny.task()
+    assert given.training is not None
+    assert given.original == b""
+    with tiny.unchanged(given.training.model):
+        found = BASELINES[name](given)
+    wanted = tiny.network().eval()(tiny.images(16, 4)).detach().numpy()
+    assert np.linalg.norm(tiny.answers(found) - wanted) < 0.05 * np.linalg.norm(wanted)

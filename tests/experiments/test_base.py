@@ -32,7 +32,7 @@ def tiny_cnn(images: Tensor) -> nn.Module:
 
 
 def tiny_vit(images: Tensor) -> nn.Module:
-    return SmallViT(width=8, depth=1, heads=2)
+    return SmallViT(width=16, depth=1, heads=2)
 
 
 class Watching(nn.Module):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from t3c.zoo.small_vit import SelfAttention, SmallViT
 
-TOKENS, WIDTH = 64, 8
+TOKENS, WIDTH = 64, 16
 
 
 @pytest.fixture

@@ -7,13 +7,16 @@ from torch import Tensor, nn
 from t3c.baselines.baseline import Baseline, Task
 from t3c.baselines.magprune import Masked, magnitudes, pruned
 
+MOVED = 0.1  # in units of a layer's weights
+
 
 def moveprune(task: Task, *, sparsity: float = 0.5, learning_rate: float = 1e-4) -> Baseline:
     """Remove the weights that training moves towards 0, then quantize to 8 bits.
 
     Scores start from magnitudes, not from 0: on little data, all that movement knows at first is
     noise, and a network that is trained already has its small weights for a reason. They learn at
-    a rate that can carry them as far as they are apart before masks are fixed.
+    a rate that can carry them by `MOVED` before masks are fixed: movement decides between weights
+    of about one size. At ten times that rate, minutes of training left 7% of ResNet-50's answers.
     """
     return pruned(task, "moveprune", sparsity, learning_rate, Scored)
 
@@ -36,4 +39,4 @@ class Scored(Masked):
         return self.scores
 
     def faster(self, reach: float) -> dict[nn.Parameter, float]:
-        return {self.scores: 1 / reach}  # magnitudes are about 1 apart
+        return {self.scores: MOVED / reach}
