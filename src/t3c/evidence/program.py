@@ -25,7 +25,7 @@ from t3c.artifact.reader import Artifact
 from t3c.evidence.original import Original
 from t3c.factor.compose import compose
 from t3c.runtime.aligning import execution
-from t3c.runtime.assemble import quantized_inputs
+from t3c.runtime.assemble import rounded_tensors
 from t3c.runtime.builder import activation_grid
 from t3c.runtime.decode import empty_states
 from t3c.runtime.engines.torch_operations import OPERATIONS
@@ -101,8 +101,8 @@ class Program:
         self.output = graph.output[0].name
         self.nodes = list(graph.node)
         made = {name for node in graph.node for name in node.output} | set(self.inputs)
-        multiplied = frozenset(quantized_inputs(graph, self.specs)) & made  # no constants
-        self.rounded = frozenset() if artifact.weight_only else multiplied
+        rounded = frozenset(rounded_tensors(artifact, graph)) & made  # no constants
+        self.rounded = frozenset() if artifact.weight_only else rounded
         self.integers = {
             i.name: torch.from_numpy(numpy_helper.to_array(i).copy()) for i in graph.initializer
         }

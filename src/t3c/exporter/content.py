@@ -43,7 +43,7 @@ from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.quant.straight_through import row_scale, view_scale
 from t3c.runtime.aligning import Aligner, from_reduced, kept_columns
-from t3c.runtime.assemble import assemble, quantized_inputs
+from t3c.runtime.assemble import assemble, quantized_inputs, summed_inputs
 from t3c.runtime.engines import ENGINES
 from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.engines.torch_operations import OPERATIONS
@@ -283,7 +283,7 @@ def _codes(
 
 
 def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple[str, ...]:
-    """Inputs of elastic layers, and what passes between the stages of factored ones."""
+    """Inputs of elastic layers, what passes between the stages of factored ones, and summands."""
     graph = traced.model.graph
     named = {entry.spec.name: entry for entry in entries}
     names = quantized_inputs(graph, {name: entry.spec for name, entry in named.items()})
@@ -292,6 +292,7 @@ def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple
         inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if entry.ranks else 0
         names += [f"{node.name}/stage{index}" for index in range(inner)]
         names += [f"{node.name}/aligned"] if entry.spec.aligned else []
+    names += sorted(summed_inputs(graph, set(names)))
     return tuple(dict.fromkeys(names))
 
 

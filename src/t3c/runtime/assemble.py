@@ -33,6 +33,7 @@ from t3c.runtime.int4 import LARGEST, Activations
 from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
 
 __all__ = [
+    "PASSING",
     "Builder",
     "Group",
     "activation_grid",
@@ -44,9 +45,13 @@ __all__ = [
     "pooled_inputs",
     "quantize_rows",
     "quantized_inputs",
+    "rounded_tensors",
+    "summed_inputs",
     "synthetic_group",
     "synthetic_layer",
 ]
+
+PASSING = ("Relu", "Clip", "Identity")  # operations that engines run at the end of a layer
 
 
 def assemble(
@@ -82,7 +87,7 @@ def assemble(
         [group for group in grouped if Form.ALIGNED not in map(forms.get, group)],
     )  # fmt: skip
     rounded: dict[str, str] = {}
-    feeds = set(quantized_inputs(graph, artifact.manifest.specs))
+    feeds = rounded_tensors(artifact, graph)
     pooled = pooled_inputs(graph, feeds)
     for value in model_inputs:
         if value.name in feeds:
@@ -149,6 +154,39 @@ def quantized_inputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> 
         if elastic_kind(node, specs[elastic_layer(node)]) != "embedding":
             names.append(node.input[0])
     return names
+
+
+def rounded_tensors(artifact: Artifact, graph: onnx.GraphProto) -> set[str]:
+    """The tensors that an artifact rounds: what layers multiply, and summands it has ranges of."""
+    feeds = set(quantized_inputs(graph, artifact.manifest.specs))
+    return feeds | (summed_inputs(graph, feeds) & set(artifact.manifest.model.quantized))
+
+
+def summed_inputs(graph: onnx.GraphProto, feeds: Collection[str]) -> set[str]:
+    """Outputs of layers that nothing reads but a sum, all of which is rounded and `feeds` a layer.
+
+    Rounded themselves, they are added up in 8 bits, in the kernel of the layer that ends there;
+    otherwise they are written and read in float.
+    """
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(value.name for value in graph.output)
+    makers = {name: node for node in graph.node for name in node.output}
+    followed = {node.input[0]: node.output[0] for node in graph.node if node.op_type in PASSING}
+
+    def ends(tensor: str) -> bool:
+        return tensor in feeds or (readers[tensor] == 1 and followed.get(tensor) in feeds)
+
+    def summand(tensor: str) -> bool:
+        made = makers.get(tensor)
+        return made is not None and made.domain == ELASTIC_DOMAIN and readers[tensor] == 1
+
+    found: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "Add" and ends(node.output[0]):
+            layers = {name for name in node.input if summand(name)}
+            if all(name in layers or name in feeds for name in node.input):
+                found |= layers
+    return found
 
 
 def pooled_inputs(graph: onnx.GraphProto, feeds: Collection[str]) -> dict[str, str]:

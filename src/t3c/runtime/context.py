@@ -7,10 +7,8 @@ from collections.abc import Mapping
 import onnx
 
 from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_layer
-from t3c.runtime.assemble import pooled_inputs, quantized_inputs
+from t3c.runtime.assemble import PASSING, pooled_inputs, quantized_inputs, summed_inputs
 from t3c.spec import LayerSpec
-
-PASSING = ("Relu", "Clip", "Identity")
 
 
 def float_outputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> frozenset[str]:
@@ -19,7 +17,7 @@ def float_outputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> fro
     An engine that wants 8 bits on both sides of an int8 kernel runs these in float.
     """
     feeds = set(quantized_inputs(graph, specs))
-    rounded = feeds | pooled_inputs(graph, feeds).keys()
+    rounded = feeds | pooled_inputs(graph, feeds).keys() | summed_inputs(graph, feeds)
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
