@@ -56,7 +56,10 @@ def test_both_read_the_same_codes(artifact: Path) -> None:
         makers = {name: node for node in graph.node for name in node.output}
         steps = [node for node in graph.node if node.op_type == "MaxPool"]
         assert len(steps) == 1
-        assert makers[steps[0].input[0]].op_type == "QuantizeLinear"
+        before = makers[steps[0].input[0]]
+        after = next(node for node in graph.node if steps[0].output[0] in node.input)
+        assert (before.op_type, after.op_type) == ("DequantizeLinear", "QuantizeLinear")
+        assert before.input[1:] == after.input[1:], "one grid on both sides"
         readers = [n for n in graph.node if n.op_type == "Conv" and "stride2x2" in n.input[0]]
         assert len(readers) == 2
         for node in graph.node:

@@ -131,7 +131,7 @@ def test_a_block_leaves_the_others_alone_and_stops_where_it_should(
 
 def test_what_got_worse_is_rolled_back(model: nn.Module, digits: Digits) -> None:
     before = values(model)
-    config = BlockConfig(steps=3, learning_rate=3.0)
+    config = BlockConfig(steps=3, learning_rate=0.5)
     report = reconstruct(model, [digits.train[0][:64]], config)
     assert not changed(model, before)
     for row in report.rows:

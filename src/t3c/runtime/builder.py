@@ -203,20 +203,21 @@ class Builder:
         self.node("Conv", inputs, output, kernel_shape=kernel, **given)
 
     def _stepped(self, x: str, stride: Sequence[int]) -> str:
-        """What a strided convolution of single points reads of a rounded tensor, still as codes.
+        """What a strided convolution of single points reads of a rounded tensor, rounded still.
 
         OpenVINO takes such a stride before the convolution itself, but in float, and what reads
-        it then runs in float too.
+        it then runs in float too. Between two roundings on one grid it is taken in 8 bits.
         """
-        codes, grid = self.codes[x]
+        grid = self.codes[x][1]
         taken = f"{x}/stride{'x'.join(map(str, stride))}"
         if taken not in self.codes:
-            pooled = self.node(
-                "MaxPool", [codes], f"{taken}/codes", kernel_shape=[1] * len(stride),
+            points = self.node(
+                "MaxPool", [x], f"{taken}/points", kernel_shape=[1] * len(stride),
                 strides=list(stride),
             )  # fmt: skip
-            self.node("DequantizeLinear", [pooled, *grid], taken)
-            self.codes[taken] = pooled, grid
+            codes = self.node("QuantizeLinear", [points, *grid], f"{taken}/codes")
+            self.node("DequantizeLinear", [codes, *grid], taken)
+            self.codes[taken] = codes, grid
         return taken
 
     def _weight(self, name: str, integers: Weight, scale: Floats, axis: int) -> str:
