@@ -26,6 +26,7 @@ from t3c.runtime.assemble import (
 )
 from t3c.runtime.engines import ENGINES, open_engine
 from t3c.runtime.engines.protocol import Array
+from t3c.runtime.measured import cpu_name
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
 
 transformers = pytest.importorskip("transformers")
@@ -129,7 +130,7 @@ def test_one_product_gives_the_numbers_of_several(
     llama: Artifact, heads: Artifact, engine: str, profile: str, form: Form
 ) -> None:
     pairs = [(llama, IDS), (heads, VECTORS)]
-    if engine == "openvino" and form is Form.FACTORED:
+    if engine == "openvino" and form is Form.FACTORED and "avx512f" in cpu_name().split():
         # Of single vectors at rank 8, OpenVINO 2026.4 reads what it did not write where it
         # multiplies 512 bits at once, grouped or not; export does not ship what is so far off.
         pairs.pop()

@@ -15,11 +15,13 @@ import t3c
 from conftest import LIGHT, quick, supply_times
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_
-from t3c.evidence.program import Program
+from t3c.evidence.original import beside, to_original
+from t3c.evidence.program import Program, executed
 from t3c.exporter import ExportConfig, content, export
 from t3c.runtime.assemble import quantized_inputs, rounded_tensors, summed_inputs
 from t3c.runtime.context import float_outputs
 from t3c.runtime.engines.openvino import OpenVINO
+from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.runtime import Runtime
 
 CONFIG = ExportConfig(worst_drift=1.0, profiles=2, calibration=quick(3), certificate=LIGHT)
@@ -27,8 +29,8 @@ IMAGES = torch.randn(240, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 class Residual(nn.Module):
-    """Four sums, of which two are rounded whole: the third has a summand that is read elsewhere
-    too, and the last one is not read by a layer."""
+    """Five sums, of which two are rounded whole: the third has a summand that is read elsewhere
+    too, and no layer reads the last two as they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,10 +51,15 @@ class Residual(nn.Module):
         return answer
 
 
-def exported(path: Path) -> Path:
+def network() -> nn.Module:
     torch.manual_seed(0)
     model = Residual().eval()
     elasticize_(model, IMAGES[:2], calibration=[IMAGES[:64]])
+    return model
+
+
+def exported(path: Path) -> Path:
+    model = network()
     with pytest.MonkeyPatch.context() as patch:
         supply_times(patch)
         return export(model, path, [IMAGES], CONFIG).path
@@ -127,7 +134,17 @@ def test_older_artifacts_run_as_they_did(older: Path) -> None:
 
 
 def test_certificates_count_the_rounding(artifact: Path) -> None:
-    """Their bounds hold on what the engine answers, sums rounded."""
-    runtime = t3c.load(artifact)
+    """The program that they follow goes to what is deployed, sums rounded, and not beside it."""
+    runtime, x = t3c.load(artifact), IMAGES[:16]
+    found, bits = runtime.artifact, runtime.device.weight_bits
+    original, program = beside(found, to_original(network())), Program(found, torch.float64)
     for profile in runtime.chain:
-        assert runtime.certificates[profile.name].epsilon > 0
+        one = executed(found, original, runtime.subjects[profile.name], bits, torch.float64)
+        deployed = TorchSession(runtime.graph(profile)).run([x.numpy()])[0]
+        reached = program(one, [x], 1.0).numpy()
+        program.rounded -= summed_inputs(found.graph().graph, program.rounded)
+        without = program(one, [x], 1.0).numpy()
+        program = Program(found, torch.float64)
+        # A value at the border of two codes may fall to either side in float32.
+        gap = np.linalg.norm(without - deployed)
+        assert np.linalg.norm(reached - deployed) < 0.5 * gap

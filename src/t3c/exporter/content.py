@@ -287,12 +287,12 @@ def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple
     graph = traced.model.graph
     named = {entry.spec.name: entry for entry in entries}
     names = quantized_inputs(graph, {name: entry.spec for name, entry in named.items()})
+    names += sorted(summed_inputs(graph, names))
     for node in [node for node in graph.node if node.domain == ELASTIC_DOMAIN]:
         entry = named[elastic_layer(node)]
         inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if entry.ranks else 0
         names += [f"{node.name}/stage{index}" for index in range(inner)]
         names += [f"{node.name}/aligned"] if entry.spec.aligned else []
-    names += sorted(summed_inputs(graph, set(names)))
     return tuple(dict.fromkeys(names))
 
 

@@ -168,8 +168,7 @@ def summed_inputs(graph: onnx.GraphProto, feeds: Collection[str]) -> set[str]:
     Rounded themselves, they are added up in 8 bits, in the kernel of the layer that ends there;
     otherwise they are written and read in float.
     """
-    readers = Counter(name for node in graph.node for name in node.input)
-    readers.update(value.name for value in graph.output)
+    readers = _readers(graph)
     makers = {name: node for node in graph.node for name in node.output}
     followed = {node.input[0]: node.output[0] for node in graph.node if node.op_type in PASSING}
 
@@ -189,14 +188,20 @@ def summed_inputs(graph: onnx.GraphProto, feeds: Collection[str]) -> set[str]:
     return found
 
 
+def _readers(graph: onnx.GraphProto) -> Counter[str]:
+    """How often each tensor is read, the graph's outputs by the user."""
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(value.name for value in graph.output)
+    return readers
+
+
 def pooled_inputs(graph: onnx.GraphProto, feeds: Collection[str]) -> dict[str, str]:
     """Tensors that nothing but a maximum over windows reads, whose output `feeds` a layer.
 
     Rounding keeps order, so the maximum of rounded values is the rounded maximum: rounded before
     it already, what is pooled is written and read in 8 bits.
     """
-    readers = Counter(name for node in graph.node for name in node.input)
-    readers.update(value.name for value in graph.output)
+    readers = _readers(graph)
     return {
         node.input[0]: node.output[0]
         for node in graph.node
