@@ -132,7 +132,7 @@ def test_one_product_gives_the_numbers_of_several(
     pairs = [(llama, IDS), (heads, VECTORS)]
     if engine == "openvino" and form is Form.FACTORED and "avx512f" in cpu_name().split():
         # Of single vectors at rank 8, OpenVINO 2026.4 reads what it did not write where it
-        # multiplies 512 bits at once, grouped or not; export does not ship what is so far off.
+        # multiplies 512 bits at once, grouped or not.
         pairs.pop()
     for artifact, x in pairs:
         groups = candidates(artifact)
