@@ -66,6 +66,38 @@ def test_data_aware_prefixes_are_the_best_in_their_metric(seed: int) -> None:
         assert float(theirs) > 1.001 * best
 
 
+@given(seeds)
+def test_prefixes_are_the_best_for_inputs_and_use_both(seed: int) -> None:
+    weight = matrix(12, 10, seed)
+    inputs, outputs = data_metric(moment_of(10, seed)), data_metric(moment_of(12, seed + 7))
+    values = torch.linalg.svdvals(outputs.root @ weight.double() @ inputs.root)
+    both, one = svd_stages(weight, None, inputs, outputs), svd_stages(weight, None, inputs)
+    for k in range(1, 10):
+        best = float(values[k:].norm())
+        ours, theirs = (
+            (outputs.root @ (weight - cut(s, k)).double() @ inputs.root).norm() for s in (both, one)
+        )
+        assert float(ours) == pytest.approx(best, rel=1e-3, abs=1e-5)
+        assert float(theirs) > 1.001 * best
+
+
+@given(seeds)
+@settings(max_examples=25)
+def test_tucker_for_a_use_loses_less_of_what_is_used(seed: int) -> None:
+    weight = matrix(16, 8 * 9, seed).reshape(16, 8, 3, 3)
+    used = data_metric(moment_of(16, seed), ridge=1e-2)
+    both, plain = tucker2_stages(weight, outputs=used), tucker2_stages(weight)
+    torch.testing.assert_close(compose(both), weight, atol=1e-4, rtol=1e-4)
+    shapes = ((8, 8), (6, 8), (16, 6))  # all inputs: the best outputs are then known
+    lost, plainly = (
+        float((used.root @ (weight - compose(prefix(s, shapes))).double().flatten(1)).norm())
+        for s in (both, plain)
+    )
+    best = torch.linalg.svdvals(used.root @ weight.double().flatten(1))[6:].norm()
+    assert lost == pytest.approx(float(best), rel=1e-3)
+    assert plainly > 1.01 * lost
+
+
 @given(st.integers(1, 12), st.integers(1, 12), seeds)
 def test_tucker_at_full_rank_is_the_original(o: int, i: int, seed: int) -> None:
     weight = matrix(o, i * 9, seed).reshape(o, i, 3, 3)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from t3c.convert import ElasticConfig, elasticize_, plan_conversion, state_of
 from t3c.nn import elastic_weights
-from t3c.nn.observe import observe, observe_moments
+from t3c.nn.observe import observe, observe_adjoints, observe_moments
 from t3c.spec import Factorization, LayerPoint
 
 
@@ -93,3 +93,62 @@ def test_data_aware_prefixes_serve_the_data(convolution: Factorization) -> None:
         change = weight.weight_at(LayerPoint(plan.ranks[0], 8)) - weight.dense
         errors[name] = float(F.conv2d(x, change.detach(), padding=1).norm())
     assert errors["aware"] < 0.9 * errors["plain"]
+
+
+def test_adjoints_are_what_the_output_does_with_a_layers() -> None:
+    """Of a single output, signs do not matter: the moment is that of its gradient over its size."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.ReLU(inplace=True), nn.Conv2d(5, 4, 2), nn.Flatten(),
+        nn.Linear(36, 1),
+    ).requires_grad_(False)  # fmt: skip
+    x = torch.randn(7, 3, 6, 6)
+    config = ElasticConfig(store_ratio=1.0, min_weights=1)
+    specs = {p.spec.name: p.spec for p in plan_conversion(model, x, config).layers}
+    found = observe_adjoints(model, {name: specs[name] for name in ("0", "2")}, [x[:4], x[4:]])
+    assert not any(module._forward_hooks for module in model.modules())
+    for name, behind in (("0", model[1:]), ("2", model[3:])):
+        hidden = model[: int(name) + 1](x).clone().requires_grad_(True)
+        answer = behind(hidden + 0)
+        (adjoint,) = torch.autograd.grad((answer / answer.detach().abs()).sum(), hidden)
+        rows = adjoint.movedim(1, -1).reshape(-1, adjoint.shape[1]).double()
+        wanted = rows.T @ rows
+        torch.testing.assert_close(found[name], wanted / wanted.diagonal().mean())
+
+
+def test_a_model_without_a_gradient_has_no_adjoints() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            answer: Tensor = self.layer(x)
+            return answer
+
+    model, x = Frozen(), torch.randn(40, 16)
+    config = ElasticConfig(store_ratio=1.0, min_weights=1)
+    specs = {p.spec.name: p.spec for p in plan_conversion(model, x, config).layers}
+    assert observe_adjoints(model, specs, [x]) == {}
+    assert elasticize_(model, x[:2], config, calibration=[x]).converted
+
+
+def test_factors_for_the_use_of_a_layer_drift_less() -> None:
+    """Half of the hidden channels is hardly read: ranks are not spent on them."""
+    torch.manual_seed(1)
+    original = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)).eval()
+    with torch.no_grad():
+        original[1].weight[:, :32] *= 0.01
+    x = torch.randn(400, 64)
+    drift = {}
+    for metric in ("inputs", "both"):
+        model = copy.deepcopy(original)
+        elasticize_(model, x[:2], ElasticConfig(store_ratio=1.0, metric=metric), calibration=[x])
+        weight = elastic_weights(model)["0"]
+        point = LayerPoint(16, 8)
+        assert point.rank in state_of(model).plan.layers[0].ranks
+        with torch.no_grad():
+            weight.point = point
+            drift[metric] = float((model(x) - original(x)).norm() / original(x).norm())
+    assert drift["both"] < 0.7 * drift["inputs"]

@@ -23,6 +23,7 @@ from t3c.train.augment import AUGMENTATIONS
 from t3c.train.config import TrainConfig
 from t3c.train.losses import classification
 from t3c.train.objective import distill
+from t3c.train.precision import Precision, multiplying
 from t3c.train.schedules import draws, learning_rate_share, noise
 
 TIMED = 6  # steps that the number of steps is planned by, the first of which is not counted
@@ -47,6 +48,7 @@ class Training:
     labels: float = 0.0
     augmentations: tuple[str, ...] = ()
     image: ImageSpec | None = None
+    precision: Precision = "float"
     seed: int = 3407
 
     def __post_init__(self) -> None:
@@ -150,9 +152,10 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float = 1
 
 
 def _loss(model: nn.Module, training: Training, images: Tensor, targets: Tensor) -> Tensor:
-    with torch.no_grad():
-        wanted = call(training.model, images)
-    outputs = call(model, images)
+    with multiplying(training.precision):
+        with torch.no_grad():
+            wanted = call(training.model, images).float()
+        outputs = call(model, images).float()
     loss = distill(outputs, wanted)
     if training.labels:
         loss = loss + training.labels * classification(outputs, targets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,9 @@ from t3c.factor.metric import Metric, data_metric
 from t3c.factor.svd import svd_stages
 from t3c.factor.tucker import tucker2_stages
 from t3c.nn.canonical import canonicalize_, restore_
-from t3c.nn.inputs import Inputs, check_inputs, check_like, evaluating, split_batch, tensors
+from t3c.nn.inputs import Inputs, check_inputs, check_like, evaluating, select, split_batch, tensors
 from t3c.nn.layers import elastic_type
-from t3c.nn.observe import observe_moments, run_example
+from t3c.nn.observe import observe_adjoints, observe_moments, run_example
 from t3c.nn.view import replace_
 from t3c.nn.weight import ElasticWeight, Product, Spectral
 from t3c.spec import Factorization, LayerSpec
@@ -30,7 +30,17 @@ from t3c.spec import Factorization, LayerSpec
 SAME = 1e-3  # how far full rank in float32 may be from the original
 MOMENT_BYTES = 2 << 30  # of second moments held at once; more take another pass over the data
 
+ADJOINT_SAMPLES = 128  # that a layer's use is learned from
+WIDEST = 2048  # outputs of a layer whose use is learned: a larger moment takes long to decompose
+
 OnLayer = Callable[[int, int, str], object]
+
+
+class Moments(NamedTuple):
+    """Second moments of a layer's inputs, and of the adjoints of its outputs where there are."""
+
+    inputs: Tensor
+    outputs: Tensor | None
 
 
 def elasticize_(
@@ -44,8 +54,9 @@ def elasticize_(
     """Make the model elastic in place and say what was converted, and why not.
 
     The model stays at full rank in float, equal to the original to rounding. With `calibration`
-    (batches of inputs, or of (inputs, target)) factors are best for the layers' own inputs,
-    without it for the plain norm of the weights. `on_layer(done, total, name)` is told of each.
+    (batches of inputs, or of (inputs, target)) factors are best for the layers' own inputs and
+    for what the network does with their outputs, as `config.metric` says; without it for the plain
+    norm of the weights. `on_layer(done, total, name)` is told of each.
     The weights the model had become the original's, from which drift is measured.
     """
     config = config or ElasticConfig()
@@ -70,7 +81,7 @@ def elasticize_(
             rewritten = canonicalize_(model)
             original = _frozen_copy(model, plan)
             done = 0
-            for layers, moments in _batches(plan, original, example, calibration):
+            for layers, moments in _batches(plan, original, example, calibration, config):
                 for layer in layers:
                     if on_layer is not None:
                         on_layer(done, len(plan.layers), layer.spec.name)
@@ -111,7 +122,8 @@ def _batches(
     original: nn.Module,
     example: Inputs,
     calibration: Iterable[Any] | None,
-) -> Iterator[tuple[list[LayerPlan], dict[str, Tensor]]]:
+    config: ElasticConfig,
+) -> Iterator[tuple[list[LayerPlan], dict[str, Moments]]]:
     """Layers with the moments of their inputs, as many at a time as memory is meant for."""
     if calibration is None:
         yield list(plan.layers), {}
@@ -122,18 +134,41 @@ def _batches(
     waiting: list[LayerPlan] = []
     size = 0
     for layer in plan.layers:
-        more = 8 * _moment_side(layer.spec) ** 2 if layer.rank_elastic else 0
+        sides = (_moment_side(layer.spec), min(layer.spec.out_channels, WIDEST))
+        more = 8 * sum(side**2 for side in sides) if layer.rank_elastic else 0
         if waiting and size + more > MOMENT_BYTES:
-            yield waiting, _moments(original, waiting, data)
+            yield waiting, _moments(original, waiting, data, config)
             waiting, size = [], 0
         waiting.append(layer)
         size += more
-    yield waiting, _moments(original, waiting, data)
+    yield waiting, _moments(original, waiting, data, config)
 
 
-def _moments(model: nn.Module, layers: list[LayerPlan], data: Iterable[Any]) -> dict[str, Tensor]:
+def _moments(
+    model: nn.Module, layers: list[LayerPlan], data: list[Inputs], config: ElasticConfig
+) -> dict[str, Moments]:
     specs = {name: p.spec for p in layers if p.rank_elastic for name in p.modules}
-    return observe_moments(model, specs, data)
+    inputs = observe_moments(model, specs, data)
+    used = {name: spec for name, spec in specs.items() if _use_matters(spec)}
+    outputs = {}
+    if config.metric == "both" and used:
+        outputs = observe_adjoints(model, used, _first(data, ADJOINT_SAMPLES))
+    return {name: Moments(moment, outputs.get(name)) for name, moment in inputs.items()}
+
+
+def _use_matters(spec: LayerSpec) -> bool:
+    """Whether factors can suit what outputs are used for: not in groups, which share them."""
+    plain = spec.factorization in (Factorization.SVD, Factorization.TUCKER2)
+    return plain and spec.groups == 1 and spec.out_channels <= WIDEST
+
+
+def _first(batches: Iterable[Inputs], count: int) -> Iterator[Inputs]:
+    """Batches up to so many samples."""
+    for batch in batches:
+        if count <= 0:
+            return
+        yield select(batch, slice(count))
+        count -= len(tensors(batch)[0])
 
 
 def _moment_side(spec: LayerSpec) -> int:
@@ -143,7 +178,7 @@ def _moment_side(spec: LayerSpec) -> int:
 
 
 def _replace_layer_(
-    model: nn.Module, plan: LayerPlan, moments: dict[str, Tensor], config: ElasticConfig
+    model: nn.Module, plan: LayerPlan, moments: dict[str, Moments], config: ElasticConfig
 ) -> dict[str, nn.Module]:
     """Put the elastic layers of one weight in place; the modules that were there, by name."""
     owner = model.get_submodule(plan.spec.name)
@@ -164,28 +199,32 @@ def _replace_layer_(
 
 
 def elastic_weight(
-    plan: LayerPlan, weight: Tensor, moment: Tensor | None, spectral: bool
+    plan: LayerPlan, weight: Tensor, moments: Moments | None, spectral: bool
 ) -> ElasticWeight:
     """A weight with its factors up to the plan's cap."""
     spec, weight = plan.spec, weight.detach()
     if not plan.rank_elastic:
         return ElasticWeight(spec, weight, None, plan.cap)
-    metric = None if moment is None else data_metric(moment)
-    stages = factor_stages(spec, weight, plan.cap, metric)
+    metrics = [None if moment is None else data_metric(moment) for moment in moments or ()]
+    stages = factor_stages(spec, weight, plan.cap, *metrics)
     matrix = spec.factorization is Factorization.SVD
     factors = Spectral(*stages) if spectral and matrix else Product(stages)
     return ElasticWeight(spec, weight, factors, plan.cap)
 
 
 def factor_stages(
-    spec: LayerSpec, weight: Tensor, rank: int, metric: Metric | None
+    spec: LayerSpec,
+    weight: Tensor,
+    rank: int,
+    metric: Metric | None = None,
+    outputs: Metric | None = None,
 ) -> tuple[Tensor, ...]:
     """The factored stages of a weight, in order of execution."""
     if spec.factorization is Factorization.TUCKER2:
-        return tucker2_stages(weight, spec.channel_ranks(rank), metric)
+        return tucker2_stages(weight, spec.channel_ranks(rank), metric, outputs)
     if spec.factorization is Factorization.CP:
         return cp_stages(weight, rank, *((metric.root, metric.inverse) if metric else ()))
-    stages = svd_stages(weight.flatten(1), rank, metric)
+    stages = svd_stages(weight.flatten(1), rank, metric, outputs)
     shapes = spec.stage_shapes(rank)
     return tuple(stage.reshape(shape) for stage, shape in zip(stages, shapes, strict=True))
 

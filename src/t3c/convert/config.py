@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Literal
 
 from t3c.errors import SpecError
 from t3c.quant.policy import RankTiedBits
@@ -33,7 +34,9 @@ class ElasticConfig:
     largest profile; `rank_caps` caps them by role, as a share of full rank (paper E.2).
     `attention` are regular expressions whose first group names a block, whose layers share one
     budget; None finds blocks by what runs, () shares nothing. `rank_tied_bits` ties bits to the
-    rank, None offers them freely. `spectral` keeps plain factors orthonormal in training.
+    rank, None offers them freely. `metric` says what factors are made to suit where there is
+    calibration data: a layer's `inputs`, or `both` these and what the network's output does with
+    the layer's. `spectral` keeps plain factors orthonormal in training.
     """
 
     bits: tuple[int, ...] = (4, 5, 6, 8)
@@ -47,6 +50,7 @@ class ElasticConfig:
     attention: tuple[str, ...] | None = None
     convolution: Factorization = Factorization.TUCKER2
     rank_tied_bits: RankTiedBits | None = None
+    metric: Literal["inputs", "both"] = "both"
     spectral: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +70,8 @@ class ElasticConfig:
             raise SpecError(f"store_ratio must be in (0, 1], got {self.store_ratio:g}")
         if self.convolution not in (Factorization.TUCKER2, Factorization.CP):
             raise SpecError(f"convolution must be tucker2 or cp, got {self.convolution}")
+        if self.metric not in ("inputs", "both"):
+            raise SpecError(f"metric is 'inputs' or 'both', got {self.metric!r}")
         self._check_names()
 
     def _check_names(self) -> None:

@@ -26,6 +26,7 @@ from t3c.experiments.settings import read_settings
 from t3c.files import write_atomic
 from t3c.train.augment import horizontal_flip, shift
 from t3c.train.checkpoint import alone, latest, load_checkpoint, save_checkpoint
+from t3c.train.precision import Precision, multiplying
 from t3c.train.schedules import draws, noise
 from t3c.zoo.bases import NETWORKS, RECIPE, base_file, made_by, new_network
 from t3c.zoo.cifar10 import cifar10
@@ -73,7 +74,7 @@ class BaseRecipe:
     rise: float = 0.23
     final: float = 0.07
     cooldown: int = 0
-    precision: Literal["float", "auto"] = "float"
+    precision: Precision = "float"
     seed: int = 3407
 
     def __post_init__(self) -> None:
@@ -231,7 +232,7 @@ def _epoch(
         share = rate_share(epoch + step / steps, recipe)
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * group["scale"] * share
-        with torch.autocast("cpu", torch.bfloat16, enabled=halved(recipe)):
+        with multiplying(recipe.precision):
             outputs = model(images.contiguous(memory_format=torch.channels_last)).float()
         loss = F.cross_entropy(outputs, labels, label_smoothing=recipe.label_smoothing)
         if not torch.isfinite(loss):
@@ -246,11 +247,6 @@ def _epoch(
     if phase.kept is not None:
         model.kept = None  # type: ignore[assignment]
     return total / steps
-
-
-def halved(recipe: BaseRecipe) -> bool:
-    """Whether training multiplies in bfloat16 here."""
-    return recipe.precision == "auto" and torch.cpu._is_avx512_bf16_supported()
 
 
 def rate_share(epoch: float, recipe: BaseRecipe) -> float:

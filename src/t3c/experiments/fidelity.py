@@ -21,7 +21,7 @@ from t3c.zoo.text import minilm, sst2_sentences, stories15m, stories_tokens
 
 SHARES = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 BITS = (3, 4, 5, 6, 8)
-CONFIG = ElasticConfig(rank_fractions=SHARES, bits=BITS, store_ratio=1.0)
+CONFIG = ElasticConfig(rank_fractions=SHARES, bits=BITS, store_ratio=1.0, metric="inputs")
 Say = Callable[[str], object]
 
 

@@ -181,6 +181,7 @@ class Results:
             made_from |= {
                 "minutes": self.spec.minutes, "labels": self.spec.labels, "batch": recipe.batch,
                 "images": recipe.samples, "augmentations": recipe.train.augmentations,
+                "precision": recipe.train.precision,
             }  # fmt: skip
 
         def make(folder: Path) -> Row:
@@ -200,7 +201,7 @@ class Results:
         training = Training(
             subject.model, images, targets, spec.minutes, batch=spec.recipe.batch,
             labels=spec.labels, augmentations=spec.recipe.train.augmentations,
-            image=subject.image,
+            image=subject.image, precision=spec.recipe.train.precision,
         )  # fmt: skip
         weight_only = Artifact(made.folder / ARTIFACT).weight_only
         return Task(

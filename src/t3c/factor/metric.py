@@ -1,4 +1,4 @@
-"""The metric a factorization is best in: plain, or that of the layer's own inputs."""
+"""The metric a factorization is best in: plain, or that of what a layer reads and is used for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Metric:
 
 
 def data_metric(moment: Tensor, ridge: float = 1.0) -> Metric:
-    """The metric of inputs with the second moment E[a a^T] (n, n).
+    """The metric of inputs with the second moment E[a a^T] (n, n), or of outputs with adjoints a.
 
     C is the moment plus `ridge` times its mean eigenvalue on the diagonal. The ridge keeps
-    directions the data never used, and a large one serves the network's output better than the
-    layer's own: what a layer's output is used for is not in the moment.
+    directions the data never used, and a large one serves the network's output better than a
+    small one: the moments are of few samples, and products of two of them are not all of them.
     """
     c = moment.double()
     mean = c.diagonal().mean().clamp_min(1e-12)

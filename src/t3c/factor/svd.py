@@ -11,20 +11,25 @@ EXACT_SIDE = 4096  # up to here the smaller Gram matrix is decomposed whole
 
 
 def svd_stages(
-    weight: Tensor, rank: int | None = None, metric: Metric | None = None
+    weight: Tensor,
+    rank: int | None = None,
+    metric: Metric | None = None,
+    outputs: Metric | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Stages reduce (k, n) and expand (m, k), k = min(m, n, rank), of a matrix (m, n).
 
-    Prefix k is the best rank-k approximation in the metric C: it minimises
-    tr (W - W_k) C (W - W_k)^T, which is E ||(W - W_k) a||^2 for inputs a with E[a a^T] = C.
-    The columns of `expand` are orthonormal; the singular values sit in `reduce`, each of whose
-    rows has a scale of its own when it is quantized.
+    Prefix k is the best rank-k approximation in the metrics C of inputs and G of outputs: it
+    minimises tr G (W - W_k) C (W - W_k)^T, which without G is E ||(W - W_k) a||^2 for inputs a
+    with E[a a^T] = C. The columns of `expand` are orthonormal in G; the singular values sit in
+    `reduce`, each of whose rows has a scale of its own when it is quantized.
     """
-    white = weight.detach().double()
-    if metric is not None:
-        white = white @ metric.root
-    expand = leading_left(white, rank or min(white.shape))
-    reduce = expand.T @ weight.detach().double()
+    turned = weight.detach().double()
+    if outputs is not None:
+        turned = outputs.root @ turned
+    left = leading_left(
+        turned if metric is None else turned @ metric.root, rank or min(turned.shape)
+    )
+    reduce, expand = left.T @ turned, left if outputs is None else outputs.inverse @ left
     return reduce.to(weight.dtype), expand.to(weight.dtype)
 
 

@@ -12,26 +12,32 @@ from t3c.factor.svd import leading_left
 
 
 def tucker2_stages(
-    weight: Tensor, ranks: tuple[int, int] | None = None, metric: Metric | None = None
+    weight: Tensor,
+    ranks: tuple[int, int] | None = None,
+    metric: Metric | None = None,
+    outputs: Metric | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Stages reduce (r_i, i, 1..), core (r_o, r_i, *kernel) and expand (o, r_o, 1..) of a kernel.
 
     A higher-order SVD, truncated to `ranks` (r_o, r_i): prefixes are near-optimal and their
-    residual is monotone in both ranks. The metric is that of the input channels. The energy sits
-    in the core, each of whose rows has a scale of its own when it is quantized; the columns of
-    `expand` are orthonormal.
+    residual is monotone in both ranks. The metrics are those of input and output channels. The
+    energy sits in the core, each of whose rows has a scale of its own when it is quantized; the
+    columns of `expand` are orthonormal in the outputs' metric.
     """
     r_out, r_in = ranks or weight.shape[:2]
     white = weight.detach().double().numpy()
     if metric is not None:
         white = multi_mode_dot(white, [metric.root.numpy()], modes=[1])
+    if outputs is not None:
+        white = multi_mode_dot(white, [outputs.root.numpy()], modes=[0])
     u_out, u_in = (
         leading_left(torch.from_numpy(tl.unfold(white, mode)), rank)
         for mode, rank in ((0, r_out), (1, r_in))
     )
     core = torch.from_numpy(multi_mode_dot(white, [u_out.T.numpy(), u_in.T.numpy()], modes=[0, 1]))
     into = u_in.T if metric is None else u_in.T @ metric.inverse
+    out = u_out if outputs is None else outputs.inverse @ u_out
     point = (1,) * (weight.dim() - 2)
-    stages = (into.reshape(*into.shape, *point), core, u_out.reshape(*u_out.shape, *point))
+    stages = (into.reshape(*into.shape, *point), core, out.reshape(*out.shape, *point))
     reduce, core, expand = (stage.to(weight.dtype).contiguous() for stage in stages)
     return reduce, core, expand

@@ -163,6 +163,13 @@ def patches(spec: LayerSpec, x: Tensor) -> Tensor:
 
 def channels_last(spec: LayerSpec, x: Tensor) -> Tensor:
     """Input vectors of single positions: (n, in)."""
-    if spec.convolution:
-        x = x.movedim(-1 - len(spec.kernel), -1)
-    return x.reshape(-1, spec.in_channels)
+    return _positions(spec, x).reshape(-1, spec.in_channels)
+
+
+def output_rows(spec: LayerSpec, out: Tensor) -> Tensor:
+    """Output vectors of single positions: (n, out)."""
+    return _positions(spec, out).reshape(-1, spec.out_channels)
+
+
+def _positions(spec: LayerSpec, x: Tensor) -> Tensor:
+    return x.movedim(-1 - len(spec.kernel), -1) if spec.convolution else x

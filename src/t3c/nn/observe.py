@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from t3c.errors import ConvertError
-from t3c.nn.inputs import Inputs, call, check_finite, evaluating, tensors
-from t3c.nn.layers import channels_last, elastic_type, patches
+from t3c.nn.inputs import Inputs, batches_of, call, check_finite, evaluating, tensors
+from t3c.nn.layers import channels_last, elastic_type, output_rows, patches
 from t3c.spec import Factorization, Kind, LayerSpec
 
 Size = tuple[int, ...]
@@ -24,6 +24,7 @@ TRIPS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
+ADJOINT_BATCH = 16  # samples that are differentiated at once
 ATTENTION = (F.scaled_dot_product_attention, F.softmax, torch.softmax, Tensor.softmax)
 
 
@@ -180,11 +181,56 @@ def observe_moments(
     return {name: total / counts[name] for name, total in sums.items()}
 
 
+def observe_adjoints(
+    model: nn.Module, layers: Mapping[str, LayerSpec], batches: Iterable[Inputs], seed: int = 0
+) -> dict[str, Tensor]:
+    """The second moments (out, out) of what the model's output does with each layer's output.
+
+    Adjoints are of random signs on the output, divided by its norm: their moment is that of the
+    Jacobian of the relative output, here made 1 in the mean over channels. None are found of a
+    model that gives no gradient.
+    """
+    sums: dict[str, Tensor] = {}
+    generator = torch.Generator().manual_seed(seed)
+    taken: list[tuple[LayerSpec, Tensor]] = []
+
+    def watch(spec: LayerSpec) -> Any:
+        def hook(_: nn.Module, args: Any, out: Tensor) -> Tensor:
+            # At zeros that are added: frozen weights give the output itself no gradient.
+            offset = torch.zeros_like(out, requires_grad=True)
+            taken.append((spec, offset))
+            return out + offset
+
+        return hook
+
+    hooks = {name: watch(spec) for name, spec in layers.items()}
+    with evaluating(model), torch.enable_grad(), _hooked(model, hooks, "forward_hook"):
+        for inputs in batches:
+            for few in batches_of(inputs, ADJOINT_BATCH):
+                taken.clear()
+                output = call(model, few)
+                if not output.requires_grad:
+                    return {}
+                flat = output.flatten(1)
+                signs = torch.randint(0, 2, flat.shape, generator=generator) * 2.0 - 1.0
+                probe = signs.to(flat) / flat.detach().norm(dim=1, keepdim=True).clamp_min(1e-12)
+                found = torch.autograd.grad(
+                    flat, [offset for _, offset in taken], probe, materialize_grads=True
+                )
+                for (spec, _), adjoint in zip(taken, found, strict=True):
+                    rows = output_rows(spec, adjoint)
+                    moment, before = (rows.T @ rows).double(), sums.get(spec.name)
+                    sums[spec.name] = moment if before is None else before.add_(moment)
+    return {n: m / m.diagonal().mean().clamp_min(1e-300) for n, m in sums.items()}
+
+
 @contextmanager
-def _hooked(model: nn.Module, hooks: Mapping[str, Any]) -> Iterator[None]:
+def _hooked(
+    model: nn.Module, hooks: Mapping[str, Any], kind: str = "forward_pre_hook"
+) -> Iterator[None]:
+    options = {"with_kwargs": True} if kind == "forward_pre_hook" else {}
     handles = [
-        model.get_submodule(n).register_forward_pre_hook(h, with_kwargs=True)
-        for n, h in hooks.items()
+        getattr(model.get_submodule(n), f"register_{kind}")(h, **options) for n, h in hooks.items()
     ]
     try:
         yield

@@ -8,6 +8,7 @@ from typing import Literal, get_args, get_type_hints
 
 from t3c.certify.penalty import PENALTIES
 from t3c.errors import SpecError
+from t3c.train.precision import Precision
 
 # Terms of the network, and of the controller where one is trained.
 NETWORK_TERMS = (
@@ -44,6 +45,7 @@ class TrainConfig:
     levels, "falling" starts at full rank); `elastic` holds bits or ranks at their top. `masks`
     relaxes ranks to Gumbel-Top-k masks and rounding to stochastic rounding.
 
+    `precision` "auto" multiplies in bfloat16 where the processor has instructions for it.
     `reference_batch` scales the learning rate by batch / reference_batch (256 in the paper).
     """
 
@@ -83,6 +85,7 @@ class TrainConfig:
     worst_drift: float = 0.5
     size_weight: float = 0.5
     masks: bool = False
+    precision: Precision = "float"
     controller: Literal["off", "gumbel", "reinforce"] = "off"
     token: Literal["tuple", "scalar"] = "tuple"
     monotone: bool = True

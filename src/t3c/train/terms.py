@@ -20,6 +20,7 @@ from t3c.train import objective
 from t3c.train.augment import Augmentation, cutmix, mixup
 from t3c.train.config import FULL_TERMS, TrainConfig
 from t3c.train.losses import Loss
+from t3c.train.precision import multiplying
 from t3c.train.processes import Processes
 from t3c.train.schedules import draws, noise, relaxation
 
@@ -90,19 +91,19 @@ class NetworkTerms:
             parts, weights = [plain, extra], [weight, extra_weight]
         sizes = [len(tensors(part)[0]) for part in parts]
         match = partial(objective.distill, outputs=config.outputs, softening=config.softening)
-        with torch.no_grad():
-            teachers = torch.split(call(self.original, join(parts)), sizes)
+        with torch.no_grad(), multiplying(config.precision):
+            teachers = torch.split(call(self.original, join(parts)).float(), sizes)
         makers: dict[str, Callable[[], Tensor]] = {}
         if config.computes("distill", "augment"):
-            with at(model, profile, relaxed):
-                students = torch.split(call(model, join(parts)), sizes)
+            with at(model, profile, relaxed), multiplying(config.precision):
+                students = torch.split(call(model, join(parts)).float(), sizes)
             names = ("distill", "augment")
             for name, s, t, w in zip(names, students, teachers, weights, strict=False):
                 makers[name] = lambda s=s, t=t, w=w: w * match(s, t)  # type: ignore[misc]
         if config.computes(*FULL_TERMS):
             due = self.full["task"].due(step)
-            with at(model, None):
-                full = call(model, plain) if due else teachers[0]
+            with at(model, None), multiplying(config.precision):
+                full = call(model, plain).float() if due else teachers[0]
             makers["task"] = lambda: self.full["task"](
                 step, lambda: weight * self._task(full, target)
             )
