@@ -206,3 +206,24 @@ def test_without_training_data_there_is_one_clear_error(method: Any) -> None:
         method(replace(tiny.task(), training=None))
     wanted = "trains: it needs the model in torch and data to train on"
     assert str(caught.value) == f"{method.__name__} {wanted}"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_products_are_halved_where_asked_for_but_not_with_quantizers_of_nncf(
+    monkeypatch: pytest.MonkeyPatch, method: Any
+) -> None:
+    seen: set[torch.dtype] = set()
+    convolve = torch.nn.functional.conv2d
+
+    def noted(*args: Any, **kwargs: Any) -> Tensor:
+        found = convolve(*args, **kwargs)
+        if torch.is_grad_enabled():
+            seen.add(found.dtype)
+        return found
+
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.nn.functional, "conv2d", noted)
+    with tiny.plain_kernels():
+        made = method(tiny.task(precision="auto", steps=2))
+    assert (torch.bfloat16 in seen) == (method not in (qat8, kdptq))
+    assert made.steps == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +84,16 @@ def test_one_artifact_beside_baselines(
     monkeypatch.setitem(subjects.SUBJECTS, "digits", lambda: replace_model(small))
     monkeypatch.setattr(diagnostics, "DEVICES", (("openvino", 1),))
     said: list[str] = []
+    exporter, timed = sys.modules["t3c.exporter.export"], list[object]()
+    count = exporter.time_layers
+
+    def counting(*args: object, **kwargs: object) -> object:
+        timed.append(args)
+        return count(*args, **kwargs)
+
+    monkeypatch.setattr(exporter, "time_layers", counting)
     tables = Results(SPEC, tmp_path, said.append, lambda *_: None).tables()
+    assert len(timed) == 1  # what it was trained for is what it is exported for
     rows = {row["name"]: row for row in tables["results"]}
     assert list(rows)[:3] == ["full", "ptq8", "lrft"]
     profiles = [name for name in rows if name.startswith("t3c-")]

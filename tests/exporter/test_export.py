@@ -24,7 +24,7 @@ from t3c.control.profiles import names_for
 from t3c.convert import elasticize_, state_of, units
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
 from t3c.evidence.original import to_original
-from t3c.exporter import ExportConfig, export
+from t3c.exporter import ExportConfig, export, time_points
 from t3c.exporter.allocate import Wanted, allocate
 from t3c.exporter.content import topology
 from t3c.exporter.export import split
@@ -384,13 +384,12 @@ def test_activations_are_left_to_the_device(
         )
 
     monkeypatch.setattr(EXPORTER, "time_layers", timed)
-    ranks = [(plan.spec, plan.ranks) for plan in state_of(made.model).plan.layers]
+    plan = state_of(made.model).plan.layers[0]
 
     def chosen(activations: Any) -> tuple[str, float]:
         config = ExportConfig(activations=activations)
-        timings, found = EXPORTER._timed(None, ranks, (), config, lambda *_: None)
-        assert found == replace(config, activations=found.activations)
-        top = next(t for t in timings if t.rank == ranks[0][1][-1])
+        found = time_points(made.model, config)
+        top = next(t for t in found.layers if t.rank == plan.ranks[-1])
         return found.activations, top.ms[Form.DENSE]
 
     assert chosen("auto") == (faster, 1.0)

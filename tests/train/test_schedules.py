@@ -15,7 +15,7 @@ from torch import nn
 
 from t3c.convert import elasticize_, state_of
 from t3c.errors import SpecError
-from t3c.spec import Profile
+from t3c.spec import LayerPoint, Profile
 from t3c.train import TrainConfig, fit
 from t3c.train.config import TERMS
 from t3c.train.sampling import draw, sample_profile
@@ -161,6 +161,25 @@ def test_what_is_not_elastic_stays_at_its_top(
     for options in found.chains.values():
         held = {o.point.bits if elastic_in == "ranks" else o.point.rank for o in options}
         assert len(held) == 1
+
+
+def test_targets_follow_what_points_take_on_a_device(elastic: nn.Module, digits: Digits) -> None:
+    """A layer that takes all the time is given few ranks; where ranks save nothing, all of them."""
+    names = [p.spec.name for p in state_of(elastic).plan.layers if len(p.ranks) > 2]
+    dear = names[-1]
+    config = TrainConfig(worst_drift=9.0, size_weight=0.0)
+
+    def shares(name: str, point: LayerPoint) -> tuple[float, float, float]:
+        time = point.rank / 100 if name == dear else 1e-6
+        return time + 1e-9 * point.bits, 0.0, float("nan")
+
+    found = find_targets(elastic, digits.train[0][:8], config, shares).profiles
+    counted = find_targets(elastic, digits.train[0][:8], config).profiles
+    ranks = {p.spec.name: p.ranks for p in state_of(elastic).plan.layers}
+    tiny = found[0].points
+    assert tiny[dear].rank == ranks[dear][0]
+    assert all(tiny[name].rank == ranks[name][-1] for name in names if name != dear)
+    assert any(counted[0].points[name].rank < ranks[name][-1] for name in names if name != dear)
 
 
 def test_where_bytes_count_little_targets_save_ranks_before_bits(

@@ -16,7 +16,7 @@ def kdptq(task: Task, *, learning_rate: float = 1e-5) -> Baseline:
     """
     training = task.trained("kdptq")
     model = prepare_qat(training.model, task.samples, transformer=task.transformer)
-    unlabelled = replace(training, labels=0.0)
+    unlabelled = replace(training, labels=0.0, precision="float")  # as qat8 is
     done = finetune_(model, unlabelled, learning_rate=learning_rate, watch=task.watch)
     graph = qat_graph(model, task.samples[:1])
     method = "NNCF post-training quantization, 8 bits" + (", weights 7" if saturates() else "")

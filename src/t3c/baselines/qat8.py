@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -27,7 +28,9 @@ from t3c.runtime.engines.protocol import Array
 
 def qat8(task: Task, *, learning_rate: float = 1e-4) -> Baseline:
     """Train the original with NNCF's quantizers; its activations are always in 8 bits."""
-    training, compiled = task.trained("qat8"), build_kernels()
+    # In bfloat16 NNCF would take its scales in 8 bits too: its own numbers are in float.
+    training = replace(task.trained("qat8"), precision="float")
+    compiled = build_kernels()
     model = prepare_qat(training.model, task.samples, transformer=task.transformer)
     done = finetune_(model, training, learning_rate=learning_rate, watch=task.watch)
     graph = qat_graph(model, task.samples[:1])

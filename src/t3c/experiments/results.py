@@ -21,6 +21,8 @@ from t3c.artifact.reader import Artifact
 from t3c.baselines import BASELINES, TRAINED
 from t3c.baselines.baseline import Task, bytes_on_disk
 from t3c.baselines.finetune import Training
+from t3c.control.options import Shares
+from t3c.convert import state_of
 from t3c.errors import SpecError
 from t3c.evidence.original import write_original
 from t3c.experiments.ablations import ablation_rows
@@ -32,7 +34,8 @@ from t3c.experiments.settings import read_settings
 from t3c.experiments.stages import Stage, Stages
 from t3c.experiments.training import Trained, train_recipe
 from t3c.experiments.variants import Compared, Row, Variant, Watch, compare
-from t3c.exporter import ExportConfig, export
+from t3c.exporter import ExportConfig, Timed, export, time_points
+from t3c.exporter.allocate import measured_shares
 from t3c.runtime.engines.openvino import OpenVINO
 from t3c.runtime.measured import describe
 from t3c.runtime.runtime import Runtime
@@ -117,7 +120,9 @@ class Results:
             "original": fingerprint(self.subject.model), "versions": versions(),
             "data": hashed(*self.subject.train, self.subject.calibration),
         }  # fmt: skip
-        self.models: dict[int, nn.Module] = {}  # trained in this process, by seed
+        # Of this process, by seed: models that were trained, and layer times they were trained for.
+        self.models: dict[int, nn.Module] = {}
+        self.times: dict[int, Timed] = {}
 
     def trained(self, seed: int) -> Stage:
         """The recipe trained; the folder holds its run, the result its minutes of training."""
@@ -128,8 +133,11 @@ class Results:
             self.models[seed] = done.model
             return {"minutes": done.seconds / 60, "steps": recipe.train.steps}
 
-        told = repr(replace(recipe, export=None))
-        return self.stages.run(f"train-{seed}", self.about | {"recipe": told}, make)
+        made_from = self.about | {
+            "recipe": repr(replace(recipe, export=None)), "device": repr(describe(self.engine)),
+            "activations": self.spec.export.activations,
+        }  # fmt: skip
+        return self.stages.run(f"train-{seed}", made_from, make)
 
     def artifact(self, seed: int) -> Stage:
         """The trained model exported; the folder holds the artifact and the original."""
@@ -141,7 +149,7 @@ class Results:
             export(
                 model, folder / ARTIFACT, [subject.calibration], self.spec.export,
                 name=subject.name, image=subject.image, classes=subject.classes,
-                say=self.stages.say, watch=self.watch,
+                timed=self.times.get(seed), say=self.stages.say, watch=self.watch,
             )  # fmt: skip
             return {name: run.result[name] for name in ("minutes", "steps")}
 
@@ -248,9 +256,18 @@ class Results:
         return self.spec.recipe.changed({"seed": seed})
 
     def _train(self, recipe: Recipe, folder: Path) -> Trained:
+        """The recipe carried out for what layers take on this device."""
+
+        def shares(model: nn.Module) -> Shares:
+            self.stages.say("timing layer points")
+            found = time_points(model, self.spec.export, watch=self.watch)
+            self.times[recipe.train.seed] = found
+            return measured_shares(state_of(model).plan.layers, found.layers)
+
         return train_recipe(
-            recipe, folder / "run", resume=True, test=False, say=self.stages.say, watch=self.watch
-        )
+            recipe, folder / "run", resume=True, test=False, shares=shares, say=self.stages.say,
+            watch=self.watch,
+        )  # fmt: skip
 
     def _model(self, seed: int, run: Stage) -> nn.Module:
         """The trained model: of this process, or as the run's last checkpoint has it."""

@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from t3c.certify.drift import relative_drift
+from t3c.control.options import Shares
 from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
@@ -85,10 +86,14 @@ def train_recipe(
     *,
     resume: bool = False,
     test: bool = True,
+    shares: Callable[[nn.Module], Shares] | None = None,
     say: Say,
     watch: Watch,
 ) -> Trained:
-    """Make the subject elastic, train it, and test full and every profile, untrained beside it."""
+    """Make the subject elastic, train it, and test full and every profile, untrained beside it.
+
+    `shares` measures what layer points of the elastic model take; otherwise their work is counted.
+    """
     begun = _begun(recipe, out, resume, say)
     say(f"loading {recipe.subject}")
     subject = SUBJECTS[recipe.subject]()
@@ -98,13 +103,14 @@ def train_recipe(
         topology(subject.model)  # what cannot be exported is known before it is trained
     model, untrained = subject.model, copy.deepcopy(subject.model)
     config = recipe.train
+    taken = None if shares is None or begun else shares(model)  # a run begun has its profiles
     batches = subject.batches(recipe.batch, config.seed, recipe.samples)
     with _timed(out):
-        _reconstruct(recipe, subject, out, begun, say, watch)
+        _reconstruct(recipe, subject, out, begun, taken, say, watch)
         say(f"training once for every profile: {config.steps} steps of {recipe.batch} samples")
         history = fit(
             model, batches, config, validation=subject.in_batches(subject.validation),
-            image=subject.image, keep=Keep(out, resume), on_step=told(config, watch),
+            image=subject.image, keep=Keep(out, resume), shares=taken, on_step=told(config, watch),
         )  # fmt: skip
     seconds = _spent(out)
     if not (test and Processes().main):
@@ -161,7 +167,13 @@ def _begun(recipe: Recipe, out: Path, resume: bool, say: Say) -> bool:
 
 
 def _reconstruct(
-    recipe: Recipe, subject: Subject, out: Path, begun: bool, say: Say, watch: Watch
+    recipe: Recipe,
+    subject: Subject,
+    out: Path,
+    begun: bool,
+    shares: Shares | None,
+    say: Say,
+    watch: Watch,
 ) -> None:
     """Reconstruct block by block, if that is asked for; a run begun starts from what it had."""
     path = out / RECONSTRUCTED
@@ -181,7 +193,7 @@ def _reconstruct(
     # Batches of their own: those of the training begin where they begin without blocks.
     count = min(recipe.samples or BLOCK_SAMPLES, BLOCK_SAMPLES)
     batches = subject.batches(recipe.batch, recipe.train.seed, count)
-    targets = find_targets(subject.model, subject.train[0], recipe.train).profiles
+    targets = find_targets(subject.model, subject.train[0], recipe.train, shares).profiles
     reconstruct(subject.model, batches, recipe.blocks, profiles=list(targets), watch=watch)
     write_atomic(path, save({n: p.detach().contiguous() for n, p in parameters.items()}))
 

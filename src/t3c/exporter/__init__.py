@@ -1,5 +1,5 @@
 """From an elastic model to an artifact: allocate, write, measure, certify."""
 
-from t3c.exporter.export import ExportConfig, Exported, export
+from t3c.exporter.export import ExportConfig, Exported, Timed, export, time_points
 
-__all__ = ["ExportConfig", "Exported", "export"]
+__all__ = ["ExportConfig", "Exported", "Timed", "export", "time_points"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
 from t3c.control.profiles import Measured, Pruned, names_for, prune, thin
-from t3c.convert import state_of
+from t3c.convert import LayerPlan, state_of
 from t3c.errors import ConvertError, DataError, EngineError, SpecError
 from t3c.evidence.certify import CertifyConfig, Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
@@ -36,7 +36,7 @@ from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.measured import Watch, time_layers
 from t3c.runtime.runtime import Runtime
-from t3c.spec import ImageSpec, LayerSpec, ProfileChain
+from t3c.spec import ImageSpec, ProfileChain
 from t3c.train.policy_net import ControllerConfig
 
 PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
@@ -130,6 +130,7 @@ def export(
     image: ImageSpec | None = None,
     classes: Iterable[str] | None = None,
     axes: Axes | None = None,
+    timed: Timed | None = None,
     say: Callable[[str], object] = lambda message: None,
     watch: Watch = lambda what, done, total: None,
 ) -> Exported:
@@ -139,6 +140,7 @@ def export(
     sets ranges and allocates, the rest makes the certificates. An artifact that was at `path`
     stays whole until the new one is. `axes` names the axes of inputs that are free besides the
     batch, `{"input_ids": {1: "sequence"}}`; what is measured is measured at the example's sizes.
+    `timed` are layer times that `time_points` measured before, with the same configuration.
     """
     config = config or ExportConfig()
     state = state_of(model)
@@ -154,10 +156,10 @@ def export(
         free = {"axes": axes} if axes else {}
         traced = content.topology(model, **free)
         _check_described(traced, image, names)
-        say(f"timing layer points on {engine.name}, {engine.threads} threads")
-        ranks = [(plan.spec, plan.ranks) for plan in state.plan.layers]
-        to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
-        timings, config = _timed(engine, ranks, to_float, config, watch)
+        if timed is None:
+            say(f"timing layer points on {engine.name}, {engine.threads} threads")
+            timed = _timed(engine, state.plan.layers, traced, config, watch)
+        timings, config = timed.layers, replace(config, activations=timed.activations)
         say(f"layers take {config.activations} activations")
         say("allocating ranks and bits")
         wanted = Wanted(
@@ -205,14 +207,39 @@ def export(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Timed:
+    """What layer points take on a device, and the activations that they do so on."""
+
+    layers: tuple[LayerTiming, ...]
+    activations: Literal["int8", "float"]
+
+
+def time_points(
+    model: nn.Module,
+    config: ExportConfig | None = None,
+    *,
+    axes: Axes | None = None,
+    watch: Watch = lambda what, done, total: None,
+) -> Timed:
+    """The layer points of an elastic model, timed on the engine that it is to be exported for."""
+    config = config or ExportConfig()
+    with evaluating(model):
+        traced = content.topology(model, **({"axes": axes} if axes else {}))
+    engine = open_engine(config.engine, config.threads)
+    return _timed(engine, state_of(model).plan.layers, traced, config, watch)
+
+
 def _timed(
     engine: Engine,
-    ranks: Sequence[tuple[LayerSpec, tuple[int, ...]]],
-    to_float: Collection[str],
+    plans: Sequence[LayerPlan],
+    traced: Traced,
     config: ExportConfig,
     watch: Watch,
-) -> tuple[tuple[LayerTiming, ...], ExportConfig]:
+) -> Timed:
     """Layer times on the activations asked for, or on those that full ranks take less time on."""
+    ranks = [(plan.spec, plan.ranks) for plan in plans]
+    to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
     asked = config.activations
     kinds: list[Literal["int8", "float"]] = ["int8", "float"] if asked == "auto" else [asked]
     tops = {spec.name: (spec.runs, served[-1]) for spec, served in ranks}
@@ -224,9 +251,8 @@ def _timed(
         whole = sum(
             tops[t.layer][0] * min(t.ms.values()) for t in timings if t.rank == tops[t.layer][1]
         )
-        found.append((whole, timings, replace(config, activations=kind)))
-    _, timings, chosen = min(found, key=lambda one: one[0])
-    return timings, chosen
+        found.append((whole, Timed(timings, kind)))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _without_failed(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from t3c.certify.penalty import SpectralPenalty
+from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.errors import TrainError
 from t3c.nn.inputs import Inputs, evaluating
@@ -57,6 +58,7 @@ def fit(
     validation: Iterable[Any] | None = None,
     image: ImageSpec | None = None,
     keep: Keep | None = None,
+    shares: Shares | None = None,
     on_step: OnStep | None = None,
 ) -> History:
     """Train an elastic model in place so that it is good at every profile.
@@ -65,7 +67,8 @@ def fit(
     the original, since drift is measured from it; norms and dropout stay in evaluation mode. The
     task is the loss that `config` names, or a `loss(outputs, target)` of one's own; `validation`
     is measured at tiny, med and max on the way; `image` says how pictures are normalised, which
-    augmentations need. With `keep` the run leaves a record and can be taken up again.
+    augmentations need. With `keep` the run leaves a record and can be taken up again. `shares` says
+    what layer points take on the device that is trained for; otherwise their work is counted.
     """
     config = config or TrainConfig()
     state_of(model)  # not elastic: say so before anything is written
@@ -78,7 +81,7 @@ def fit(
     with evaluating(model), moving(model, config), ExitStack() as stack:
         if folder is not None:
             stack.enter_context(alone(folder))
-        run = Run(model, batches, config, keep)
+        run = Run(model, batches, config, keep, shares)
         network = NetworkTerms(model, task, config, augmentation, processes, run.last())
         if isinstance(network.penalty, SpectralPenalty) and run.extra:
             network.penalty.restore_(run.extra)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from t3c.certify.penalty import SpectralPenalty
+from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.errors import TrainError
 from t3c.nn.inputs import tensors
@@ -56,7 +57,12 @@ class Run:
     """
 
     def __init__(
-        self, model: nn.Module, batches: Iterable[Any], config: TrainConfig, keep: Keep | None
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        config: TrainConfig,
+        keep: Keep | None,
+        shares: Shares | None = None,
     ) -> None:
         self.model, self.config, self.keep = model, config, keep
         self.plans = state_of(model).plan.layers
@@ -69,7 +75,7 @@ class Run:
         self.waiting: list[Sample] = [next(self.stream)]
         first = self.waiting[0][0]
         self.batch = len(tensors(first)[0])
-        targets = find_targets(model, first, config)
+        targets = find_targets(model, first, config, shares)
         self.profiles = targets.profiles
         self.policy = None if config.controller == "off" else PolicyStep(targets, config)
         self.trained = nn.ModuleDict({"model": model})

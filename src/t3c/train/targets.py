@@ -1,4 +1,4 @@
-"""What training aims at before any device is known: chains and profiles by counted work."""
+"""What training aims at: chains and profiles, by counted work unless a device is known."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ class Targets:
     profiles: ProfileChain
 
 
-def find_targets(model: nn.Module, samples: Inputs, config: TrainConfig) -> Targets:
-    """Chains over counted work and first-order drift, and profiles from the knapsack over them.
+def find_targets(
+    model: nn.Module, samples: Inputs, config: TrainConfig, shares: Shares | None = None
+) -> Targets:
+    """Chains over what points take and first-order drift, profiles from the knapsack over them.
 
-    Time is taken as FLOPs of whichever form has fewer, size as stored bytes.
+    Without `shares` of a device, time is taken as FLOPs of whichever form has fewer, size as
+    stored bytes.
     """
     plans = state_of(model).plan.layers
     shared = {unit.name: unit for unit in units(plans)}
     sensitivities = layer_sensitivities(model, select(samples, slice(0, SAMPLES)))
-    counted = counted_shares(plans)
+    taken = shares or counted_shares(plans)
     offered = unit_options(
         shared,
-        counted,
+        taken,
         lambda name, point: sensitivities[name].squared_drift(point),
         config.size_weight,
     )
     chains = {name: chain(_elastic(o, config)) for name, o in offered.items()}
     path = spread(allocations(chains), config.worst_drift, config.profiles)
-    shares = chain_shares(shared, chains, counted)
     named = zip(names_for(len(path)), path, strict=True)
     profiles = ProfileChain(tuple(layer_profile(shared, a.points, name) for name, a in named))
-    return Targets(shared, chains, shares, profiles)
+    return Targets(shared, chains, chain_shares(shared, chains, taken), profiles)
 
 
 def counted_shares(plans: Sequence[LayerPlan]) -> Shares:
