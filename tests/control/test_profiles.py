@@ -14,6 +14,7 @@ from t3c.control.profiles import (
     NAMES,
     Measured,
     Pruned,
+    fitting,
     names_for,
     prune,
     spread,
@@ -185,6 +186,26 @@ def test_thin_is_even_in_the_logs_of_time_and_size() -> None:
 def test_thin_leaves_room_for_those_to_follow() -> None:
     chain = [measured(f"p{n}", 1.0, size) for n, size in enumerate([1.0, 9.6, 9.7, 9.8, 10.0])]
     assert thin(chain, 4) == ["p0", "p1", "p2", "p4"]
+
+
+@given(chains(), st.lists(st.floats(0.01, 0.99), unique=True, max_size=6))
+def test_every_budget_is_kept_by_the_largest_that_can(
+    chain: list[Measured], shares: list[float]
+) -> None:
+    names = fitting(chain, sorted(shares))
+    order = [m.name for m in chain]
+    assert names == [n for n in order if n in names]
+    assert names[-1] == order[-1]
+    for share in shares:
+        within = [m for m in chain[:-1] if m.p50 <= share * chain[-1].p50]
+        assert (within[-1].name if within else order[0]) in names
+    assert len(names) <= len(shares) + 1
+
+
+def test_budgets_are_shares_of_the_largest_profile() -> None:
+    chain = [measured(f"p{n}", 4.0 + n, n + 1) for n in range(7)]
+    assert fitting(chain, (0.45, 0.6, 0.75, 0.9)) == ["p0", "p2", "p3", "p5", "p6"]
+    assert fitting(chain, (0.1, 0.61, 0.65)) == ["p0", "p2", "p6"]  # p2 is the best for two
 
 
 def test_chains_that_cannot_be() -> None:

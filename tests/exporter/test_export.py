@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -399,3 +400,40 @@ def test_activations_are_left_to_the_device(
     assert asked == ["int8", "float", other]
     with pytest.raises(SpecError, match="'int8', 'float' or 'auto'"):
         ExportConfig(activations="int16")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "message"),
+    [((0.5, 0.4), "budgets must rise between 0 and 1"), ((0.5, 1.0), "budgets must rise"),
+     ((0.5,), "3 profiles have 2 budgets, for all but the largest, got 1")],
+)  # fmt: skip
+def test_budgets_that_cannot_be(budgets: tuple[float, ...], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        ExportConfig(profiles=3, budgets=budgets)
+
+
+def test_profiles_are_those_that_budgets_ask_for(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many candidates the largest within each share of the largest one's time."""
+    plans = state_of(made.model).plan.layers
+    config = ExportConfig(profiles=3, budgets=(0.35, 0.62))
+    wanted = Wanted(9, 9.0, 0.5)
+    timed = time_points(made.model)
+    found = allocate(made.model, made.digits.train[0][:8], plans, timed.layers, wanted)
+    names = [p.name for p in found.profiles]
+    times = {name: 1.0 + index for index, name in enumerate(names)}
+    calibrated = SimpleNamespace(
+        profiles={n: SimpleNamespace(p50=t, ci95=(t, t)) for n, t in times.items()}
+    )
+    monkeypatch.setattr(EXPORTER, "calibrate", lambda *_, **__: calibrated)
+    sizes = SimpleNamespace(size_bytes=times.__getitem__)
+    chosen, pruned = EXPORTER.choose(
+        found, SimpleNamespace(manifest=sizes), None, timed.layers, config, lambda *_: None
+    )
+    largest = [max(n for n in names if times[n] <= b * len(names)) for b in (0.35, 0.62)]
+    points = {p.name: p.points for p in found.profiles}
+    kept = [points[name] for name in (*largest, names[-1])]
+    assert [p.name for p in chosen.profiles] == ["tiny", "med", "max"]
+    assert [dict(p.points) for p in chosen.profiles] == [dict(p) for p in kept]
+    assert len(pruned) == len(names) - 3

@@ -112,6 +112,21 @@ def thin(kept: Sequence[Measured], count: int) -> list[str]:
     return [kept[i].name for i in _evenly(taken, count)]
 
 
+def fitting(kept: Sequence[Measured], budgets: Sequence[float]) -> list[str]:
+    """For each budget, a share of the last profile's p50, the largest profile within it; the last.
+
+    A budget that nothing is within is given the first. Budgets that the same profile is best for
+    have it once.
+    """
+    _check_chain(kept)
+    top = kept[-1].p50
+    found = []
+    for budget in budgets:
+        within = [m for m in kept[:-1] if m.p50 <= budget * top]
+        found.append(within[-1] if within else kept[0])
+    return list(dict.fromkeys(m.name for m in (*sorted(found, key=kept.index), kept[-1])))
+
+
 def _evenly(values: Sequence[float], count: int) -> list[int]:
     """Places of `count` values, or of all there are, in equal steps from the first to the last.
 

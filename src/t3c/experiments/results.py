@@ -265,8 +265,8 @@ class Results:
             return measured_shares(state_of(model).plan.layers, found.layers)
 
         return train_recipe(
-            recipe, folder / "run", resume=True, test=False, shares=shares, say=self.stages.say,
-            watch=self.watch,
+            recipe, folder / "run", resume=True, test=False, validated=False, shares=shares,
+            say=self.stages.say, watch=self.watch,
         )  # fmt: skip
 
     def _model(self, seed: int, run: Stage) -> nn.Module:

@@ -86,6 +86,7 @@ def train_recipe(
     *,
     resume: bool = False,
     test: bool = True,
+    validated: bool = True,
     shares: Callable[[nn.Module], Shares] | None = None,
     say: Say,
     watch: Watch,
@@ -93,6 +94,7 @@ def train_recipe(
     """Make the subject elastic, train it, and test full and every profile, untrained beside it.
 
     `shares` measures what layer points of the elastic model take; otherwise their work is counted.
+    Where it is not `validated` on the way, all its time is that of training.
     """
     begun = _begun(recipe, out, resume, say)
     say(f"loading {recipe.subject}")
@@ -109,7 +111,8 @@ def train_recipe(
         _reconstruct(recipe, subject, out, begun, taken, say, watch)
         say(f"training once for every profile: {config.steps} steps of {recipe.batch} samples")
         history = fit(
-            model, batches, config, validation=subject.in_batches(subject.validation),
+            model, batches, config,
+            validation=subject.in_batches(subject.validation) if validated else None,
             image=subject.image, keep=Keep(out, resume), shares=taken, on_step=told(config, watch),
         )  # fmt: skip
     seconds = _spent(out)

@@ -20,7 +20,7 @@ from t3c.artifact.ledger import Certification, Ledger, ParityEntry
 from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
-from t3c.control.profiles import Measured, Pruned, names_for, prune, thin
+from t3c.control.profiles import Measured, Pruned, fitting, names_for, prune, thin
 from t3c.convert import LayerPlan, state_of
 from t3c.errors import ConvertError, DataError, EngineError, SpecError
 from t3c.evidence.certify import CertifyConfig, Slices, certify
@@ -55,13 +55,15 @@ class ExportConfig:
     wherever a `stage` repeats them; `layer_drift` caps the first-order drift of each. With
     `activations` left float only weights are compressed: for models whose time goes into reading
     them, such as decoders; "auto" leaves them so where the device's layers are faster that way.
-    `calibration` says how much is measured,
-    `certificate` what is certified.
+    `budgets` are shares of the largest profile's time, rising, that the other profiles are to keep
+    within; without them profiles are spread evenly over what they take. `calibration` says how much
+    is measured, `certificate` what is certified.
     """
 
     engine: str = "openvino"
     threads: int | None = None
     profiles: int = 5
+    budgets: tuple[float, ...] | None = None
     worst_drift: float = 0.15
     size_weight: float = 0.5
     proposals: Proposals = "knapsack"
@@ -80,6 +82,15 @@ class ExportConfig:
             raise SpecError(f"size_weight must be in [0, 1), got {self.size_weight:g}")
         if self.profiles < 1:
             raise SpecError(f"profiles must be at least 1, got {self.profiles}")
+        if self.budgets is not None:
+            rising = sorted(set(self.budgets)) == list(self.budgets)
+            if not rising or not all(0 < b < 1 for b in self.budgets):
+                raise SpecError(f"budgets must rise between 0 and 1, got {self.budgets}")
+            if len(self.budgets) != self.profiles - 1:
+                raise SpecError(
+                    f"{self.profiles} profiles have {self.profiles - 1} budgets, for all but the "
+                    f"largest, got {len(self.budgets)}"
+                )
         if self.proposals not in PROPOSALS:
             known = ", ".join(PROPOSALS)
             raise SpecError(f"proposals are one of {known}, got {self.proposals!r}")
@@ -163,7 +174,7 @@ def export(
         say(f"layers take {config.activations} activations")
         say("allocating ranks and bits")
         wanted = Wanted(
-            2 * config.profiles - 1, config.worst_drift, config.size_weight, config.proposals,
+            _candidates(config), config.worst_drift, config.size_weight, config.proposals,
             config.tie, config.layer_drift, config.controller,
         )  # fmt: skip
         candidates = allocate(model, parts.quantizer, state.plan.layers, timings, wanted)
@@ -311,7 +322,8 @@ def choose(
         for p in candidates.profiles
     ]  # fmt: skip
     worth, pruned = prune(measured)
-    kept = thin([m for m in measured if m.name in worth], config.profiles)
+    able = [m for m in measured if m.name in worth]
+    kept = fitting(able, config.budgets) if config.budgets else thin(able, config.profiles)
     spare = [
         Pruned(name, f"more than {config.profiles} are worth it")
         for name in worth
@@ -320,6 +332,11 @@ def choose(
     names = dict(zip(kept, names_for(len(kept)), strict=True))
     told = [Pruned(p.name, _renamed(p.reason, names)) for p in (*pruned, *spare)]
     return candidates.renamed(names), told
+
+
+def _candidates(config: ExportConfig) -> int:
+    """How many profiles are timed for each that is shipped: budgets are met closely by more."""
+    return (2 if config.budgets is None else 4) * config.profiles - 1
 
 
 def _renamed(reason: str, names: Mapping[str, str]) -> str:
