@@ -196,16 +196,21 @@ def test_every_budget_is_kept_by_the_largest_that_can(
     order = [m.name for m in chain]
     assert names == [n for n in order if n in names]
     assert names[-1] == order[-1]
-    for share in shares:
-        within = [m for m in chain[:-1] if m.p50 <= share * chain[-1].p50]
-        assert (within[-1].name if within else order[0]) in names
+    within = [[m.name for m in chain[:-1] if m.p50 <= s * chain[-1].p50] for s in sorted(shares)]
     assert len(names) <= len(shares) + 1
+    if within and len(chain) > 1:
+        assert names[-2] == (within[-1][-1] if within[-1] else order[0])
+    if within and len(within[0]) >= len(within):  # enough for each budget to have its own
+        assert len(names) == len(shares) + 1
+        assert all(name in able for name, able in zip(names, within, strict=False))
 
 
 def test_budgets_are_shares_of_the_largest_profile() -> None:
     chain = [measured(f"p{n}", 4.0 + n, n + 1) for n in range(7)]
     assert fitting(chain, (0.45, 0.6, 0.75, 0.9)) == ["p0", "p2", "p3", "p5", "p6"]
-    assert fitting(chain, (0.1, 0.61, 0.65)) == ["p0", "p2", "p6"]  # p2 is the best for two
+    assert fitting(chain, (0.1, 0.61, 0.65)) == ["p0", "p1", "p2", "p6"]  # p2 is best for two
+    assert fitting(chain, (0.1, 0.2, 0.3)) == ["p0", "p6"]
+    assert fitting(chain[-1:], (0.1, 0.2)) == ["p6"]
 
 
 def test_chains_that_cannot_be() -> None:

@@ -115,16 +115,17 @@ def thin(kept: Sequence[Measured], count: int) -> list[str]:
 def fitting(kept: Sequence[Measured], budgets: Sequence[float]) -> list[str]:
     """For each budget, a share of the last profile's p50, the largest profile within it; the last.
 
-    A budget that nothing is within is given the first. Budgets that the same profile is best for
-    have it once.
+    No profile serves two budgets: the smaller one has the largest that is left. A budget that
+    nothing is within has the first, unless that is taken.
     """
     _check_chain(kept)
-    top = kept[-1].p50
-    found = []
-    for budget in budgets:
-        within = [m for m in kept[:-1] if m.p50 <= budget * top]
-        found.append(within[-1] if within else kept[0])
-    return list(dict.fromkeys(m.name for m in (*sorted(found, key=kept.index), kept[-1])))
+    taken = [len(kept) - 1]
+    for budget in sorted(budgets, reverse=True):
+        left = range(taken[-1])
+        within = [i for i in left if kept[i].p50 <= budget * kept[-1].p50]
+        if left:
+            taken.append(within[-1] if within else 0)
+    return [kept[i].name for i in reversed(taken)]
 
 
 def _evenly(values: Sequence[float], count: int) -> list[int]:
