@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from t3c.convert import elasticize_, state_of
+from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.errors import ConvertError, DataError, SpecError, TrainError
 from t3c.nn import at, elastic_weights
 from t3c.nn.inputs import Inputs, call, select
@@ -58,7 +58,9 @@ def changed(module: nn.Module, before: dict[str, Tensor]) -> set[str]:
 
 
 def elastic(model: nn.Module, samples: Inputs) -> nn.Module:
-    elasticize_(model.eval(), select(samples, slice(0, 2)), calibration=[samples])
+    # Blocks are drawn to their own outputs: so are factors that suit inputs alone.
+    config = ElasticConfig(metric="inputs")
+    elasticize_(model.eval(), select(samples, slice(0, 2)), config, calibration=[samples])
     return model
 
 

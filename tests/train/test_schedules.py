@@ -176,10 +176,12 @@ def test_targets_follow_what_points_take_on_a_device(elastic: nn.Module, digits:
     found = find_targets(elastic, digits.train[0][:8], config, shares).profiles
     counted = find_targets(elastic, digits.train[0][:8], config).profiles
     ranks = {p.spec.name: p.ranks for p in state_of(elastic).plan.layers}
-    tiny = found[0].points
+    tiny = found["tiny"].points
     assert tiny[dear].rank == ranks[dear][0]
     assert all(tiny[name].rank == ranks[name][-1] for name in names if name != dear)
-    assert any(counted[0].points[name].rank < ranks[name][-1] for name in names if name != dear)
+    assert any(
+        counted["tiny"].points[name].rank < ranks[name][-1] for name in names if name != dear
+    )
 
 
 def test_where_bytes_count_little_targets_save_ranks_before_bits(
