@@ -20,8 +20,7 @@ def data_metric(moment: Tensor, ridge: float = 1.0) -> Metric:
     """The metric of inputs with the second moment E[a a^T] (n, n), or of outputs with adjoints a.
 
     C is the moment plus `ridge` times its mean eigenvalue on the diagonal. The ridge keeps
-    directions the data never used, and a large one serves the network's output better than a
-    small one: the moments are of few samples, and products of two of them are not all of them.
+    directions the data never used; on ResNet-50 a large one drifts less than a small one.
     """
     c = moment.double()
     mean = c.diagonal().mean().clamp_min(1e-12)
