@@ -379,7 +379,7 @@ def test_convert_plans_and_converts(tmp_path: Path) -> None:
     )
     assert done["error"] < 1e-5
     assert any(item["reason"] == "excluded" for item in done["skipped"])
-    shown = t3c("convert", "--model", config, "--plan", "--cp")
+    shown = t3c("convert", "--model", config, "--plan", "--convolution", "cp")
     assert shown.returncode == 0
     assert "BatchNorm2d has no elastic form" in shown.stdout
 

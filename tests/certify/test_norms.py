@@ -174,7 +174,7 @@ def executed_norm(spec: LayerSpec, stages: Sequence[Tensor], groups: Sequence[in
     return true_norm(execute, spec.in_channels, *spec.in_size)
 
 
-@pytest.mark.parametrize("factorization", ["svd", "tucker2", "cp"])
+@pytest.mark.parametrize("factorization", ["svd", "tucker1", "tucker2", "cp"])
 @given(data=st.data(), seed=seeds)
 @settings(max_examples=60)
 def test_stages_stay_under_their_bound_and_it_under_the_product(

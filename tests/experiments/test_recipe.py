@@ -207,7 +207,7 @@ def test_values_of_another_type_are_not_read_as_if(file: Path, line: str) -> Non
         ("train: [steps, 3]", "train is a mapping of settings"),
         ("blocks: {mix: 2}", "blocks: mix must be in"),
         ("elastic: {bits: [8, 4]}", "elastic: bits must rise"),
-        ("elastic: {convolution: svd}", "elastic: convolution must be tucker2 or cp"),
+        ("elastic: {convolution: svd}", "elastic: convolution must be one of tucker1, tucker2, cp"),
         ("elastic: {convolution: cpp}", "elastic.convolution should be 'none', 'svd'"),
         ("elastic: {rank_caps: {lineal: 0.5}}", "elastic: rank_caps are shares"),
         ("elastic: {rank_caps: {linear: x}}", "elastic.rank_caps.linear should be a valid number"),

@@ -12,7 +12,7 @@ from t3c.factor import svd
 from t3c.factor.compose import compose, prefix
 from t3c.factor.metric import Metric, data_metric
 from t3c.factor.svd import svd_stages
-from t3c.factor.tucker import tucker2_stages
+from t3c.factor.tucker import tucker1_stages, tucker2_stages
 
 seeds = st.integers(0, 10_000)
 
@@ -98,12 +98,33 @@ def test_tucker_for_a_use_loses_less_of_what_is_used(seed: int) -> None:
     assert plainly > 1.01 * lost
 
 
+@given(st.integers(1, 10), seeds)
+@settings(max_examples=25)
+def test_tucker_of_inputs_is_the_best_that_reads_as_many_combinations(rank: int, seed: int) -> None:
+    weight = matrix(12, 10 * 9, seed).reshape(12, 10, 3, 3)
+    metric = data_metric(moment_of(10, seed), ridge=1e-2)
+    used = data_metric(moment_of(12, seed + 1), ridge=1e-2)
+    stages = tucker1_stages(weight, metric=metric, outputs=used)
+    torch.testing.assert_close(compose(stages), weight, atol=1e-4, rtol=1e-3)
+
+    def weighed(change: torch.Tensor) -> torch.Tensor:
+        """(in, out x kernel), in both metrics."""
+        rows = torch.einsum("po,oi...->pi...", used.root, change.double())
+        return metric.root @ rows.movedim(1, 0).flatten(1)
+
+    kept = compose(prefix(stages, ((rank, 10), (12, rank))))
+    best = torch.linalg.svdvals(weighed(weight))[rank:].norm()
+    lost = float(weighed(weight - kept).norm())
+    assert lost == pytest.approx(float(best), rel=1e-3, abs=1e-4)
+
+
 @given(st.integers(1, 12), st.integers(1, 12), seeds)
 def test_tucker_at_full_rank_is_the_original(o: int, i: int, seed: int) -> None:
     weight = matrix(o, i * 9, seed).reshape(o, i, 3, 3)
     for metric in metrics(i, seed):
-        back = compose(tucker2_stages(weight, metric=metric))
-        torch.testing.assert_close(back, weight, atol=2e-5, rtol=1e-4)
+        for stages in (tucker1_stages, tucker2_stages):
+            back = compose(stages(weight, metric=metric))
+            torch.testing.assert_close(back, weight, atol=2e-5, rtol=1e-4)
 
 
 @given(seeds)

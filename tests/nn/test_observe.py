@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from t3c.convert import ElasticConfig, elasticize_, plan_conversion, state_of
+from t3c.convert.config import KERNELS
 from t3c.nn import elastic_weights
 from t3c.nn.observe import observe, observe_adjoints, observe_moments
 from t3c.spec import Factorization, LayerPoint
@@ -75,7 +76,7 @@ def test_runs_are_counted_with_their_sizes() -> None:
     assert (time.in_size, time.out_size) == ((32,), (16,))
 
 
-@pytest.mark.parametrize("convolution", [Factorization.TUCKER2, Factorization.CP])
+@pytest.mark.parametrize("convolution", KERNELS)
 def test_data_aware_prefixes_serve_the_data(convolution: Factorization) -> None:
     """On the inputs it was made for, the data-aware layer is closer than the plain one."""
     torch.manual_seed(0)

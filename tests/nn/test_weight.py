@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from t3c.convert import ElasticConfig, elasticize_, state_of
+from t3c.convert.config import KERNELS
 from t3c.errors import ConvertError
 from t3c.factor.compose import compose
 from t3c.factor.ranks import RANK_AXES, strengths
@@ -37,7 +38,7 @@ def lowest(model: nn.Module, bits: int = 8) -> Profile:
     return Profile("low", {p.spec.name: LayerPoint(p.ranks[0], bits) for p in layers})
 
 
-@pytest.mark.parametrize("convolution", [Factorization.TUCKER2, Factorization.CP])
+@pytest.mark.parametrize("convolution", KERNELS)
 def test_masks_become_the_hard_prefix(convolution: Factorization) -> None:
     """Without noise, and cold, a relaxed view is the prefix of as many ranks."""
     model = net(convolution=convolution)

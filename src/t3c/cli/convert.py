@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,7 +25,10 @@ def convert(
     rank_cap: Annotated[
         list[str] | None, typer.Option(help="Share of full rank by role: projection=0.5")
     ] = None,
-    cp: Annotated[bool, typer.Option("--cp", help="Convolutions by CP, not Tucker-2")] = False,
+    convolution: Annotated[
+        Literal["tucker1", "tucker2", "cp"],
+        typer.Option(help="How kernels wider than a point are factored"),
+    ] = "tucker2",
     as_json: JsonOpt = False,
 ) -> None:
     """Say what of a model becomes elastic and why not; convert it in memory to prove it.
@@ -43,7 +46,7 @@ def convert(
         exclude=tuple(exclude or ()),
         min_weights=min_weights,
         rank_caps=dict(_cap(text) for text in rank_cap or ()),
-        convolution=Factorization.CP if cp else Factorization.TUCKER2,
+        convolution=Factorization(convolution),
     )
     loaded = load_model(model, meta=plan)
     started = time.perf_counter()

@@ -18,7 +18,7 @@ from t3c.errors import ConvertError, DataError
 from t3c.factor.cp import cp_stages
 from t3c.factor.metric import Metric, data_metric
 from t3c.factor.svd import svd_stages
-from t3c.factor.tucker import tucker2_stages
+from t3c.factor.tucker import tucker1_stages, tucker2_stages
 from t3c.nn.canonical import canonicalize_, restore_
 from t3c.nn.inputs import Inputs, check_inputs, check_like, evaluating, select, split_batch, tensors
 from t3c.nn.layers import elastic_type
@@ -158,8 +158,9 @@ def _moments(
 
 def _use_matters(spec: LayerSpec) -> bool:
     """Whether factors can suit what outputs are used for: not in groups, which share them."""
-    plain = spec.factorization in (Factorization.SVD, Factorization.TUCKER2)
-    return plain and spec.groups == 1 and spec.out_channels <= WIDEST
+    if spec.factorization is Factorization.CP or spec.groups > 1:
+        return False
+    return spec.out_channels <= WIDEST
 
 
 def _first(batches: Iterable[Inputs], count: int) -> Iterator[Inputs]:
@@ -220,6 +221,8 @@ def factor_stages(
     outputs: Metric | None = None,
 ) -> tuple[Tensor, ...]:
     """The factored stages of a weight, in order of execution."""
+    if spec.factorization is Factorization.TUCKER1:
+        return tucker1_stages(weight, rank, metric, outputs)
     if spec.factorization is Factorization.TUCKER2:
         return tucker2_stages(weight, spec.channel_ranks(rank), metric, outputs)
     if spec.factorization is Factorization.CP:

@@ -24,6 +24,10 @@ class Role(StrEnum):
     EMBEDDING = "embedding"
 
 
+# What kernels wider than a point may be factored by.
+KERNELS = (Factorization.TUCKER1, Factorization.TUCKER2, Factorization.CP)
+
+
 @dataclass(frozen=True)
 class ElasticConfig:
     """What may become elastic, and which ranks and bits a layer is offered.
@@ -33,10 +37,11 @@ class ElasticConfig:
     this share of its dense weights, so that an artifact with both stays under 1.4 times its
     largest profile; `rank_caps` caps them by role, as a share of full rank (paper E.2).
     `attention` are regular expressions whose first group names a block, whose layers share one
-    budget; None finds blocks by what runs, () shares nothing. `rank_tied_bits` ties bits to the
-    rank, None offers them freely. `metric` says what factors are made to suit where there is
-    calibration data: a layer's `inputs`, or `both` these and what the network's output does with
-    the layer's. `spectral` keeps plain factors orthonormal in training.
+    budget; None finds blocks by what runs, () shares nothing. `convolution` is how kernels wider
+    than a point are factored. `rank_tied_bits` ties bits to the rank, None offers them freely.
+    `metric` says what factors are made to suit where there is calibration data: a layer's `inputs`,
+    or `both` these and what the network's output does with the layer's. `spectral` keeps plain
+    factors orthonormal in training.
     """
 
     bits: tuple[int, ...] = (4, 5, 6, 8)
@@ -68,8 +73,9 @@ class ElasticConfig:
             raise SpecError(f"tile must be at least 1, got {self.tile}")
         if not 0 < self.store_ratio <= 1:
             raise SpecError(f"store_ratio must be in (0, 1], got {self.store_ratio:g}")
-        if self.convolution not in (Factorization.TUCKER2, Factorization.CP):
-            raise SpecError(f"convolution must be tucker2 or cp, got {self.convolution}")
+        if self.convolution not in KERNELS:
+            known = ", ".join(KERNELS)
+            raise SpecError(f"convolution must be one of {known}, got {self.convolution}")
         if self.metric not in ("inputs", "both"):
             raise SpecError(f"metric is 'inputs' or 'both', got {self.metric!r}")
         self._check_names()

@@ -15,6 +15,7 @@ Axes = tuple[tuple[int, int], ...]  # (stage, axis) pairs that carry the same ra
 RANK_AXES: dict[Factorization, tuple[Axes, ...]] = {
     Factorization.NONE: (),
     Factorization.SVD: (((0, 0), (1, 1)),),
+    Factorization.TUCKER1: (((0, 0), (1, 1)),),
     Factorization.TUCKER2: (((1, 0), (2, 1)), ((0, 0), (1, 1))),
     Factorization.CP: (((0, 0), (1, 0), (2, 1)),),
 }

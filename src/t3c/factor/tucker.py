@@ -1,4 +1,4 @@
-"""Convolutions: W (o, i, *kernel) by Tucker-2 over its channels, every prefix usable."""
+"""Convolutions: W (o, i, *kernel) by Tucker-1 or Tucker-2 over channels, every prefix usable."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ from torch import Tensor
 
 from t3c.factor.metric import Metric
 from t3c.factor.svd import leading_left
+
+
+def tucker1_stages(
+    weight: Tensor,
+    rank: int | None = None,
+    metric: Metric | None = None,
+    outputs: Metric | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Stages reduce (k, i, 1..) and core (o, k, *kernel) of a kernel, k = min(i, rank).
+
+    Prefix k is the best that reads k combinations of the input channels, in the metrics C of these
+    and G of the outputs, each position for itself. The rows of `reduce` have the length that makes
+    them orthonormal in C, the energy sits in the core.
+    """
+    white = weight.detach().double()
+    if metric is not None:
+        white = torch.einsum("oi...,ij->oj...", white, metric.root)
+    seen = white if outputs is None else torch.einsum("po,oi...->pi...", outputs.root, white)
+    directions = leading_left(seen.movedim(1, 0).flatten(1), rank or weight.shape[1])
+    core = torch.einsum("oi...,ik->ok...", white, directions)
+    into = directions.T if metric is None else directions.T @ metric.inverse
+    reduce = into.reshape(*into.shape, *(1,) * (weight.dim() - 2))
+    return reduce.to(weight.dtype).contiguous(), core.to(weight.dtype).contiguous()
 
 
 def tucker2_stages(

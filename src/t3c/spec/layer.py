@@ -36,7 +36,8 @@ class Factorization(StrEnum):
 
     NONE = "none"  # elastic in bits alone
     SVD = "svd"
-    TUCKER2 = "tucker2"
+    TUCKER1 = "tucker1"  # over the input channels of a kernel
+    TUCKER2 = "tucker2"  # over its input and its output channels
     CP = "cp"
 
 
@@ -83,7 +84,8 @@ class LayerSpec:
             raise SpecError(f"{self.name}: sizes must be at most {LARGEST}")
         if self.in_channels % self.groups or self.out_channels % self.groups:
             raise SpecError(f"{self.name}: channels do not divide into {self.groups} groups")
-        if self.groups > 1 and self.factorization in (Factorization.TUCKER2, Factorization.CP):
+        single = (Factorization.NONE, Factorization.SVD)
+        if self.groups > 1 and self.factorization not in single:
             raise SpecError(f"{self.name}: {self.factorization} has no channels in groups")
         if not all(self.alignable(rank) for rank in self.aligned):
             raise SpecError(f"{self.name}: no aligned form at the ranks {self.aligned}")
@@ -97,6 +99,8 @@ class LayerSpec:
         """The rank from which on a layer is stored dense."""
         if self.factorization in (Factorization.TUCKER2, Factorization.CP):
             return max(self.out_channels, self.in_channels)
+        if self.factorization is Factorization.TUCKER1:
+            return self.in_channels
         return min(self.out_channels, math.prod(self.dense_shape[1:]))
 
     @property
@@ -125,8 +129,9 @@ class LayerSpec:
     def stage_shapes(self, rank: int) -> tuple[Shape, ...]:
         """Weight shapes of the factored stages at `rank`, in order of execution.
 
-        SVD: reduce (k, in, *kernel), expand (out, k). Tucker-2: reduce (r_in, in), core
-        (r_out, r_in, *kernel), expand (out, r_out). CP: reduce (k, in), depthwise (k, 1, *kernel),
+        SVD: reduce (k, in, *kernel), expand (out, k). Tucker-1: reduce (k, in), core
+        (out, k, *kernel). Tucker-2: reduce (r_in, in), core (r_out, r_in, *kernel), expand
+        (out, r_out). CP: reduce (k, in), depthwise (k, 1, *kernel),
         expand (out, k). Elastic in bits alone: the dense weight.
         """
         if not 1 <= rank <= self.full_rank:
@@ -139,6 +144,8 @@ class LayerSpec:
         if self.factorization is Factorization.SVD:
             return self._shape(rank, self.in_channels // self.groups, self.kernel), expand
         reduce = self._shape(r_in, self.in_channels, point)
+        if self.factorization is Factorization.TUCKER1:
+            return reduce, self._shape(self.out_channels, rank, self.kernel)
         middle = 1 if self.factorization is Factorization.CP else r_in
         return reduce, self._shape(r_out, middle, self.kernel), expand
 
