@@ -125,9 +125,8 @@ def known_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def supply_times(patch: pytest.MonkeyPatch) -> None:
-    exporter = sys.modules["t3c.exporter.export"]
-    patch.setattr(exporter, "time_layers", counted)
-    patch.setattr(exporter, "prune", all_worth)
+    patch.setattr(sys.modules["t3c.exporter.timing"], "time_layers", counted)
+    patch.setattr(sys.modules["t3c.exporter.export"], "prune", all_worth)
     patch.setattr(calibration._Run, "measure", counted_profiles)
 
 

@@ -9,7 +9,7 @@ from torch.func import functional_call, jvp
 from oracles import first_order_drift
 from t3c.certify.drift import relative_drift
 from t3c.certify.sensitivity import layer_sensitivities
-from t3c.convert import elasticize_, state_of
+from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.nn import at, elastic_weights
 from t3c.spec import LayerPoint, Profile
 
@@ -64,6 +64,21 @@ def test_layer_sensitivity_is_the_first_order_drift_of_that_layer_alone(outputs:
         z, change = jvp(lambda p: functional_call(state.original, p, x), (base,), (tangent,))
         wanted = float((change.norm(dim=1) / z.norm(dim=1)).square().mean())
         assert got == pytest.approx(wanted, rel=1e-3 if outputs == 6 else 0.35)
+
+
+def test_factors_are_not_judged_by_the_probes_they_suit() -> None:
+    """Of many outputs some directions are probed: others for the drift than for the factors."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(96, 400, bias=False)), torch.randn(128, 96)
+    elasticize_(model, x[:2], ElasticConfig(store_ratio=1.0), calibration=[x])
+    weight = elastic_weights(model)["0"]
+    point = LayerPoint(48, 8)
+    with torch.no_grad():
+        z = x[:16] @ weight.dense.T
+        change = x[:16] @ (weight.weight_at(point) - weight.dense).T
+    wanted = float((change.norm(dim=1) / z.norm(dim=1)).square().mean())
+    got = layer_sensitivities(model, x[:16])["0"].squared_drift(point)
+    assert got == pytest.approx(wanted, rel=0.2)
 
 
 @pytest.mark.parametrize("samples", [3, 5])

@@ -84,14 +84,14 @@ def test_one_artifact_beside_baselines(
     monkeypatch.setitem(subjects.SUBJECTS, "digits", lambda: replace_model(small))
     monkeypatch.setattr(diagnostics, "DEVICES", (("openvino", 1),))
     said: list[str] = []
-    exporter, timed = sys.modules["t3c.exporter.export"], list[object]()
-    count = exporter.time_layers
+    timing, timed = sys.modules["t3c.exporter.timing"], list[object]()
+    count = timing.time_layers
 
     def counting(*args: object, **kwargs: object) -> object:
         timed.append(args)
         return count(*args, **kwargs)
 
-    monkeypatch.setattr(exporter, "time_layers", counting)
+    monkeypatch.setattr(timing, "time_layers", counting)
     tables = Results(SPEC, tmp_path, said.append, lambda *_: None).tables()
     assert len(timed) == 1  # what it was trained for is what it is exported for
     rows = {row["name"]: row for row in tables["results"]}

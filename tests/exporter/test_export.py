@@ -34,7 +34,7 @@ from t3c.runtime.engines import ENGINES
 from t3c.spec import Form, ImageSpec, LayerPoint, LayerSpec
 
 pytestmark = pytest.mark.usefixtures("briefly")
-EXPORTER = sys.modules["t3c.exporter.export"]
+EXPORTER, TIMING = (sys.modules[f"t3c.exporter.{part}"] for part in ("export", "timing"))
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_forms_are_the_faster_ones(
             for rank in ranks
         )
 
-    monkeypatch.setattr(EXPORTER, "time_layers", timed)
+    monkeypatch.setattr(TIMING, "time_layers", timed)
     exported = export(
         made.model,
         tmp_path / "a.t3c",
@@ -384,7 +384,7 @@ def test_activations_are_left_to_the_device(
             for rank in ranks
         )
 
-    monkeypatch.setattr(EXPORTER, "time_layers", timed)
+    monkeypatch.setattr(TIMING, "time_layers", timed)
     plan = state_of(made.model).plan.layers[0]
 
     def chosen(activations: Any) -> tuple[str, float]:

@@ -32,6 +32,7 @@ MOMENT_BYTES = 2 << 30  # of second moments held at once; more take another pass
 
 ADJOINT_SAMPLES = 128  # that a layer's use is learned from
 WIDEST = 2048  # outputs of a layer whose use is learned: a larger moment takes long to decompose
+WIDTHS = 4  # outputs for each sample, at the most: a moment of fewer is mostly chance
 
 OnLayer = Callable[[int, int, str], object]
 
@@ -149,18 +150,20 @@ def _moments(
 ) -> dict[str, Moments]:
     specs = {name: p.spec for p in layers if p.rank_elastic for name in p.modules}
     inputs = observe_moments(model, specs, data)
-    used = {name: spec for name, spec in specs.items() if _use_matters(spec)}
+    few = list(_first(data, ADJOINT_SAMPLES))
+    count = sum(len(tensors(batch)[0]) for batch in few)
+    used = {name: spec for name, spec in specs.items() if _use_matters(spec, count)}
     outputs = {}
     if config.metric == "both" and used:
-        outputs = observe_adjoints(model, used, _first(data, ADJOINT_SAMPLES))
+        outputs = observe_adjoints(model, used, few)
     return {name: Moments(moment, outputs.get(name)) for name, moment in inputs.items()}
 
 
-def _use_matters(spec: LayerSpec) -> bool:
+def _use_matters(spec: LayerSpec, samples: int) -> bool:
     """Whether factors can suit what outputs are used for: not in groups, which share them."""
     if spec.factorization is Factorization.CP or spec.groups > 1:
         return False
-    return spec.out_channels <= WIDEST
+    return spec.out_channels <= min(WIDEST, WIDTHS * samples)
 
 
 def _first(batches: Iterable[Inputs], count: int) -> Iterator[Inputs]:

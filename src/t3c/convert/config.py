@@ -76,6 +76,7 @@ class ElasticConfig:
         if self.convolution not in KERNELS:
             known = ", ".join(KERNELS)
             raise SpecError(f"convolution must be one of {known}, got {self.convolution}")
+        object.__setattr__(self, "convolution", Factorization(self.convolution))
         if self.metric not in ("inputs", "both"):
             raise SpecError(f"metric is 'inputs' or 'both', got {self.metric!r}")
         self._check_names()

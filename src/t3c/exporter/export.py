@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,87 +21,24 @@ from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
 from t3c.control.profiles import Measured, Pruned, fitting, names_for, prune, thin
-from t3c.convert import LayerPlan, state_of
+from t3c.convert import state_of
 from t3c.errors import ConvertError, DataError, EngineError, SpecError
-from t3c.evidence.certify import CertifyConfig, Slices, certify
+from t3c.evidence.certify import Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
 from t3c.evidence.original import beside, to_original
 from t3c.exporter import content
-from t3c.exporter.allocate import PROPOSALS, Allocated, Proposals, Wanted, allocate
+from t3c.exporter.allocate import Allocated, Wanted, allocate
+from t3c.exporter.config import ExportConfig
 from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
-from t3c.measure.quiet import watchful
+from t3c.exporter.timing import Timed, time_traced
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
-from t3c.runtime.calibrate import CalibrationConfig, calibrate
-from t3c.runtime.context import float_outputs
+from t3c.runtime.calibrate import calibrate
 from t3c.runtime.engines import Engine, open_engine
-from t3c.runtime.measured import Watch, time_layers
+from t3c.runtime.measured import Watch
 from t3c.runtime.runtime import Runtime
 from t3c.spec import ImageSpec, ProfileChain
-from t3c.train.policy_net import ControllerConfig
 
 PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """What to export for, and how.
-
-    `profiles` is how many to ship; fewer are where fewer are worth it. `worst_drift` is where the
-    smallest profile starts: the first-order drift from the trained full view, relative to the
-    output, that is still of use. `size_weight` is what bytes count for against time when layer
-    points are allocated. `proposals` come from the `knapsack`, a `template`, a `greedy` walk, the
-    same level for all (`uniform`), or a `controller` trained on what was measured, which the
-    artifact then carries; `tie` is whether layers share a point within an attention `block` or
-    wherever a `stage` repeats them; `layer_drift` caps the first-order drift of each. With
-    `activations` left float only weights are compressed: for models whose time goes into reading
-    them, such as decoders; "auto" leaves them so where the device's layers are faster that way.
-    `budgets` are shares of the largest profile's time, rising, that the other profiles are to keep
-    within; without them profiles are spread evenly over what they take. `calibration` says how much
-    is measured, `certificate` what is certified.
-    """
-
-    engine: str = "openvino"
-    threads: int | None = None
-    profiles: int = 5
-    budgets: tuple[float, ...] | None = None
-    worst_drift: float = 0.15
-    size_weight: float = 0.5
-    proposals: Proposals = "knapsack"
-    tie: Literal["block", "stage"] = "block"
-    layer_drift: float | None = None
-    activations: Literal["int8", "float", "auto"] = "int8"
-    controller: ControllerConfig = field(default_factory=ControllerConfig)
-    calibration: CalibrationConfig = field(default_factory=lambda: CalibrationConfig(busy=True))
-    certificate: CertifyConfig = field(default_factory=CertifyConfig)
-    seed: int = 3407
-
-    def __post_init__(self) -> None:
-        if not self.worst_drift > 0:
-            raise SpecError(f"worst_drift must be positive, got {self.worst_drift:g}")
-        if not 0 <= self.size_weight < 1:
-            raise SpecError(f"size_weight must be in [0, 1), got {self.size_weight:g}")
-        if self.profiles < 1:
-            raise SpecError(f"profiles must be at least 1, got {self.profiles}")
-        if self.budgets is not None:
-            rising = sorted(set(self.budgets)) == list(self.budgets)
-            if not rising or not all(0 < b < 1 for b in self.budgets):
-                raise SpecError(f"budgets must rise between 0 and 1, got {self.budgets}")
-            if len(self.budgets) != self.profiles - 1:
-                raise SpecError(
-                    f"{self.profiles} profiles have {self.profiles - 1} budgets, for all but the "
-                    f"largest, got {len(self.budgets)}"
-                )
-        if self.proposals not in PROPOSALS:
-            known = ", ".join(PROPOSALS)
-            raise SpecError(f"proposals are one of {known}, got {self.proposals!r}")
-        if self.proposals == "controller" and not self.controller.monotone:
-            raise SpecError("a controller that is not monotone by construction is not exported")
-        if self.tie not in ("block", "stage"):
-            raise SpecError(f"tie is 'block' or 'stage', got {self.tie!r}")
-        if self.activations not in ("int8", "float", "auto"):
-            raise SpecError(f"activations are 'int8', 'float' or 'auto', got {self.activations!r}")
-        if self.layer_drift is not None and not self.layer_drift > 0:
-            raise SpecError(f"layer_drift must be positive, got {self.layer_drift:g}")
 
 
 @dataclass(frozen=True)
@@ -169,7 +106,7 @@ def export(
         _check_described(traced, image, names)
         if timed is None:
             say(f"timing layer points on {engine.name}, {engine.threads} threads")
-            timed = _timed(engine, state.plan.layers, traced, config, watch)
+            timed = time_traced(model, traced, engine, config, watch)
         timings, config = timed.layers, replace(config, activations=timed.activations)
         say(f"layers take {config.activations} activations")
         say("allocating ranks and bits")
@@ -216,54 +153,6 @@ def export(
         path, chosen.profiles, table, ledger, tuple(parity), tuple(pruned), chosen.notes,
         chosen.dropped,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What layer points take on a device, and the activations that they do so on."""
-
-    layers: tuple[LayerTiming, ...]
-    activations: Literal["int8", "float"]
-
-
-def time_points(
-    model: nn.Module,
-    config: ExportConfig | None = None,
-    *,
-    axes: Axes | None = None,
-    watch: Watch = lambda what, done, total: None,
-) -> Timed:
-    """The layer points of an elastic model, timed on the engine that it is to be exported for."""
-    config = config or ExportConfig()
-    with evaluating(model):
-        traced = content.topology(model, **({"axes": axes} if axes else {}))
-    engine = open_engine(config.engine, config.threads)
-    return _timed(engine, state_of(model).plan.layers, traced, config, watch)
-
-
-def _timed(
-    engine: Engine,
-    plans: Sequence[LayerPlan],
-    traced: Traced,
-    config: ExportConfig,
-    watch: Watch,
-) -> Timed:
-    """Layer times on the activations asked for, or on those that full ranks take less time on."""
-    ranks = [(plan.spec, plan.ranks) for plan in plans]
-    to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
-    asked = config.activations
-    kinds: list[Literal["int8", "float"]] = ["int8", "float"] if asked == "auto" else [asked]
-    tops = {spec.name: (spec.runs, served[-1]) for spec, served in ranks}
-    found = []
-    for kind in kinds:
-        timings = time_layers(
-            engine, ranks, to_float, activations=kind, quiet=watchful(True), watch=watch
-        )
-        whole = sum(
-            tops[t.layer][0] * min(t.ms.values()) for t in timings if t.rank == tops[t.layer][1]
-        )
-        found.append((whole, Timed(timings, kind)))
-    return min(found, key=lambda one: one[0])[1]
 
 
 def _without_failed(

@@ -1,0 +1,110 @@
+"""What the layer points of an elastic model take on the engine that it is exported for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from t3c.artifact.devices import LayerTiming
+from t3c.artifact.graph import Axes, Traced
+from t3c.artifact.reader import Artifact
+from t3c.convert import LayerPlan, state_of
+from t3c.exporter import content
+from t3c.exporter.allocate import Allocated
+from t3c.exporter.config import ExportConfig
+from t3c.measure.quiet import watchful
+from t3c.nn.inputs import evaluating
+from t3c.runtime.context import float_outputs
+from t3c.runtime.engines import Engine, open_engine
+from t3c.runtime.in_place import time_in_place
+from t3c.runtime.measured import Watch, time_layers
+from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What layer points take on a device, and the activations that they do so on."""
+
+    layers: tuple[LayerTiming, ...]
+    activations: Literal["int8", "float"]
+
+
+def time_points(
+    model: nn.Module,
+    config: ExportConfig | None = None,
+    *,
+    axes: Axes | None = None,
+    watch: Watch = lambda what, done, total: None,
+) -> Timed:
+    """The layer points of an elastic model, timed on the engine that it is to be exported for."""
+    config = config or ExportConfig()
+    with evaluating(model):
+        traced = content.topology(model, **({"axes": axes} if axes else {}))
+        return time_traced(model, traced, open_engine(config.engine, config.threads), config, watch)
+
+
+def time_traced(
+    model: nn.Module, traced: Traced, engine: Engine, config: ExportConfig, watch: Watch
+) -> Timed:
+    """Layer times on the activations asked for, or on those that full ranks take less time on."""
+    plans = state_of(model).plan.layers
+    ranks = [(plan.spec, plan.ranks) for plan in plans]
+    to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
+    asked = config.activations
+    kinds: list[Literal["int8", "float"]] = ["int8", "float"] if asked == "auto" else [asked]
+    tops = {spec.name: (spec.runs, served[-1]) for spec, served in ranks}
+    found = []
+    for kind in kinds:
+        timings = time_layers(
+            engine, ranks, to_float, activations=kind, quiet=watchful(True), watch=watch
+        )
+        whole = sum(
+            tops[t.layer][0] * min(t.ms.values()) for t in timings if t.rank == tops[t.layer][1]
+        )
+        found.append((whole, Timed(timings, kind)))
+    best = min(found, key=lambda one: one[0])[1]
+    if not config.in_place:
+        return best
+    with tempfile.TemporaryDirectory() as folder:
+        draft = _every_rank(Path(folder), model, traced, plans, best.activations)
+        layers = time_in_place(draft, engine, best.layers, quiet=watchful(True), watch=watch)
+    return replace(best, layers=layers)
+
+
+def _every_rank(
+    folder: Path,
+    model: nn.Module,
+    traced: Traced,
+    plans: Sequence[LayerPlan],
+    activations: Literal["int8", "float"],
+) -> Artifact:
+    """An artifact that stores every rank of every layer; its ranges are those of the example."""
+    most = max(len(plan.ranks) for plan in plans)
+
+    def rank(plan: LayerPlan, level: int) -> int:
+        """Of layers with fewer ranks the lowest comes more than once."""
+        return plan.ranks[max(0, level + len(plan.ranks) - most)]
+
+    chain = ProfileChain(
+        tuple(
+            Profile(
+                f"level{level}",
+                {p.spec.name: LayerPoint(rank(p, level), p.bits[-1]) for p in plans},
+            )
+            for level in range(most)
+        )
+    )
+    menus = {
+        name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
+        for name in chain.top.points
+    }
+    allocated = Allocated(menus, chain, {profile.name: 0.0 for profile in chain})
+    return content.write(
+        folder, model, traced, allocated, state_of(model).example, name="levels", seed=0,
+        image=None, classes=None, weight_only=activations == "float",
+    )  # fmt: skip
