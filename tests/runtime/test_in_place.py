@@ -146,4 +146,24 @@ def test_a_real_engine_is_timed_in_place(
     model, artifact = every_rank
     monkeypatch.setattr(in_place, "ROUNDS", 3)
     found = time_in_place(artifact, open_engine("openvino", 1), alone(model))
-    assert all(ms > 0 for t in found for ms in t.ms.values())
+    assert [t.ms.keys() for t in found] == [t.ms.keys() for t in alone(model)]
+
+
+def test_weights_of_one_geometry_need_not_all_be_aligned(tmp_path: Path, told: list[int]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    with torch.no_grad():
+        model[2].weight[:, 1:] = model[2].weight[:, :1]  # of rank one: no block is fit for it
+    elasticize_(model, torch.randn(4, 64), ElasticConfig(store_ratio=1.0))
+    plans = state_of(model).plan.layers
+    with evaluating(model):
+        artifact = _every_rank(tmp_path, model, content.topology(model), plans, "int8")
+    aligned = [spec.aligned for spec in artifact.manifest.specs.values()]
+    assert aligned[0] != aligned[1]
+    times = [
+        LayerTiming(layer=p.spec.name, rank=rank, ms=dict.fromkeys(Form, 1.0))
+        for p in plans
+        for rank in p.ranks
+    ]
+    found = time_in_place(artifact, Engine(), times)
+    assert len(found) == len(times)

@@ -135,7 +135,7 @@ class Results:
 
         made_from = self.about | {
             "recipe": repr(replace(recipe, export=None)), "device": repr(describe(self.engine)),
-            "activations": self.spec.export.activations,
+            "activations": self.spec.export.activations, "in_place": self.spec.export.in_place,
         }  # fmt: skip
         return self.stages.run(f"train-{seed}", made_from, make)
 

@@ -28,8 +28,7 @@ class ExportConfig:
     `budgets` are shares of the largest profile's time, rising, that the other profiles are to keep
     within; without them profiles are spread evenly over what they take. `in_place` times layer
     points in the whole network instead of alone: more of it, and closer to what they save there.
-    `calibration` says how much
-    is measured, `certificate` what is certified.
+    `calibration` says how much is measured, `certificate` what is certified.
     """
 
     engine: str = "openvino"

@@ -59,8 +59,10 @@ def time_in_place(
             (t.rank, form)
             for t in alone
             if t.layer == names[0] and t.rank < specs[names[0]].full_rank
-            for form in specs[names[0]].forms(_point(t.rank))
-            if form in t.ms and form is not Form.DENSE
+            for form in t.ms
+            # Weights of one geometry need not all have an aligned form.
+            if form is not Form.DENSE
+            and all(form in specs[name].forms(_point(t.rank)) for name in names)
         ]
         runs = sum(specs[name].runs for name in names)
         found = {v: gain / runs for v, gain in places.gains(names, variants).items()}
