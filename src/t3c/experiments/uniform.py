@@ -15,7 +15,7 @@ from t3c.experiments.fidelity import uniform
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.nn.inputs import Inputs, evaluating, select
-from t3c.spec import Menu, Profile, ProfileChain
+from t3c.spec import Profile, ProfileChain
 
 
 def uniform_artifact(
@@ -36,14 +36,9 @@ def uniform_artifact(
             for name, (share, bits) in zip(names, points, strict=True)
         )
     )
-    menus = {
-        name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
-        for name in chain.top.points
-    }
-    allocated = Allocated(menus, chain, dict.fromkeys(names, 0.0))
     with evaluating(model), staged(path) as folder:
         content.write(
-            folder, model, content.topology(model), allocated, calibration,
+            folder, model, content.topology(model), Allocated.of(chain), calibration,
             name=path.stem, seed=0, image=None, classes=None,
         )  # fmt: skip
     return Artifact(path)

@@ -78,6 +78,15 @@ class Allocated:
     dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     control: Controlled | None = None
 
+    @classmethod
+    def of(cls, chain: ProfileChain) -> Allocated:
+        """Profiles that are given: menus of what they take, and nothing known of their drift."""
+        menus = {
+            name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
+            for name in chain.top.points
+        }
+        return cls(menus, chain, {profile.name: 0.0 for profile in chain})
+
     def renamed(self, names: Mapping[str, str]) -> Allocated:
         """The profiles that have a new name, under it; the others are dropped."""
         kept = [Profile(names[p.name], p.points) for p in self.profiles if p.name in names]

@@ -23,7 +23,7 @@ from t3c.runtime.context import float_outputs
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.in_place import time_in_place
 from t3c.runtime.measured import Watch, time_layers
-from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
+from t3c.spec import LayerPoint, Profile, ProfileChain
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,7 @@ def _every_rank(
             for level in range(most)
         )
     )
-    menus = {
-        name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
-        for name in chain.top.points
-    }
-    allocated = Allocated(menus, chain, {profile.name: 0.0 for profile in chain})
     return content.write(
-        folder, model, traced, allocated, state_of(model).example, name="levels", seed=0,
+        folder, model, traced, Allocated.of(chain), state_of(model).example, name="levels", seed=0,
         image=None, classes=None, weight_only=activations == "float",
     )  # fmt: skip
