@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import numpy as np
@@ -38,6 +39,9 @@ from t3c.runtime.measured import Subject
 from t3c.spec import Form, LayerPoint, LayerSpec, Profile
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
+
+if TYPE_CHECKING:
+    from decoders import MadeDecoder
 
 # A busy machine is no finding, and two runs agree.
 hypothesis.settings.register_profile("t3c", deadline=None, derandomize=True)
@@ -212,3 +216,11 @@ def flip() -> Callable[[Path, int], None]:
         path.write_bytes(bytes(raw))
 
     return apply
+
+
+@pytest.fixture(scope="session")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> MadeDecoder:
+    """A small language model with its tokenizer, exported. Do not change it: copy it."""
+    from decoders import make_decoder
+
+    return make_decoder(tmp_path_factory.mktemp("decoder") / "m.t3c")

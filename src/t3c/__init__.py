@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from t3c.errors import T3CError
-from t3c.spec import Budget, Certificate, ImageSpec, LayerPoint, Profile
+from t3c.spec import Budget, Certificate, ImageSpec, LayerPoint, Profile, TextSpec
 from t3c.version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ __all__ = [
     "Request",
     "Runtime",
     "T3CError",
+    "TextSpec",
     "TrainConfig",
     "__version__",
     "certify_artifact",

@@ -2,64 +2,38 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-import torch
 
 import t3c
-from conftest import LIGHT, quick, supply_times
-from t3c.convert import elasticize_
+from decoders import MadeDecoder
 from t3c.errors import DataError, SpecError
-from t3c.exporter import ExportConfig, export
-from t3c.nn.inputs import select
-from t3c.runtime.decode import Generation, completed, empty_states, generate
+from t3c.runtime.decode import Generation, Run, Step, completed, empty_states
 from t3c.runtime.engines import ENGINES, Session
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.runtime import Runtime
-from t3c.zoo.decoder import Decoder
 
-transformers = pytest.importorskip("transformers")
 PROMPT = np.array([[3, 14, 15], [92, 65, 35]])
 TOKENS = 6
 
 
-def _refuse(*_: object, **__: object) -> onnx.ModelProto:
-    raise DataError("not asked for")
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small decoder with its states, exported."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=100, hidden_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=128, max_position_embeddings=64,
-        initializer_range=0.2,
-    )  # fmt: skip
-    model = Decoder(transformers.LlamaForCausalLM(config)).eval()
-    samples = {"input_ids": torch.randint(0, 100, (60, 8))}
-    elasticize_(model, select(samples, slice(0, 2)), calibration=[samples])
-    path = tmp_path_factory.mktemp("decoder") / "m.t3c"
-    wanted = ExportConfig(
-        profiles=2, calibration=quick(3), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        supply_times(patch)
-        exporter = sys.modules["t3c.exporter.export"]
-        # The original would be traced once more, which takes long.
-        patch.setattr(exporter, "to_original", _refuse)
-        export(model, path, [samples], wanted, axes={"input_ids": {1: "sequence"}})
-    return path
+@pytest.fixture
+def path(decoder: MadeDecoder) -> Path:
+    return decoder.path
 
 
 def empty(runtime: Runtime, batch: int = 2) -> list[Array]:
     return empty_states(runtime.artifact.manifest.model.states, batch)
+
+
+def steps_of(run: Run, ids: Array, tokens: int, **settings: Any) -> Iterator[Step]:
+    """So many tokens of a text, all of one session."""
+    generation = Generation(ids, **settings)
+    return (generation.step(run) for _ in range(tokens))
 
 
 def reread(session: Session, runtime: Runtime, ids: Array) -> Array:
@@ -73,7 +47,7 @@ def test_remembering_is_reading_again(path: Path, engine: str, rows: int) -> Non
     runtime = t3c.load(path, engine, 1)
     session = runtime.session("tiny")
     text = PROMPT[:rows]
-    steps = generate(session.run, text, tokens=TOKENS, states=empty(runtime, rows))
+    steps = steps_of(session.run, text, TOKENS, states=empty(runtime, rows))
     for count, step in enumerate(steps):
         wanted = reread(session, runtime, text)
         # A number that is near the middle of two steps of the grid may go either way.
@@ -127,7 +101,7 @@ def test_another_profile_goes_on_from_what_the_first_remembers(path: Path, engin
         inputs = [step.ids[:, None], *states]
     lengths = {state.shape[2] for state in generation.states}
     assert lengths == {PROMPT.shape[1] + len(sessions) - 1}
-    alone = list(generate(sessions[1].run, PROMPT, tokens=4, states=empty(runtime)))
+    alone = list(steps_of(sessions[1].run, PROMPT, 4, states=empty(runtime)))
     assert not np.allclose(alone[-1].logits, step.logits, atol=1e-3)
 
 
@@ -147,8 +121,8 @@ class Scripted:
 
 
 def test_rows_that_have_stopped_repeat_what_they_stopped_at() -> None:
-    session = Scripted([[1, 2], [9, 3], [4, 5], [6, 8], [1, 1]])
-    steps = list(generate(session.run, PROMPT, tokens=5, stop=(8, 9)))
+    session = Scripted([[1, 2], [9, 3], [4, 5], [6, 8]])
+    steps = list(steps_of(session.run, PROMPT, 4, stop=(8, 9)))
     assert [step.ids.tolist() for step in steps] == [[1, 2], [9, 3], [9, 5], [9, 8]]
     assert [step.stopped.tolist() for step in steps] == [
         [False, False], [True, False], [True, False], [True, True],
@@ -163,26 +137,27 @@ def test_draws_follow_the_softmax_and_the_seed() -> None:
         return [np.broadcast_to(odds / 2, (*inputs[0].shape, 3)), inputs[0]]
 
     rows = np.ones((4000, 1), np.int64)
-    (step,) = generate(run, rows, tokens=1, temperature=0.5, seed=1)
+    (step,) = steps_of(run, rows, 1, temperature=0.5, seed=1)
     shares = np.bincount(step.ids, minlength=3) / len(rows)
     np.testing.assert_allclose(shares, [0.1, 0.2, 0.7], atol=0.03)
-    (same,) = generate(run, rows, tokens=1, temperature=0.5, seed=1)
-    (other,) = generate(run, rows, tokens=1, temperature=0.5, seed=2)
+    (same,) = steps_of(run, rows, 1, temperature=0.5, seed=1)
+    (other,) = steps_of(run, rows, 1, temperature=0.5, seed=2)
     assert (same.ids == step.ids).all()
     assert (other.ids != step.ids).any()
 
 
 def test_what_cannot_be_decoded_is_refused() -> None:
     run = Scripted([[1, 1]]).run
-    with pytest.raises(SpecError, match="tokens must be at least 1"):
-        generate(run, PROMPT, tokens=0)
-    with pytest.raises(SpecError, match="temperature"):
-        generate(run, PROMPT, tokens=1, temperature=-0.1)
+    for temperature in (-0.1, np.nan, np.inf):
+        with pytest.raises(SpecError, match="temperature must be at least 0"):
+            Generation(PROMPT, temperature=temperature)
+    with pytest.raises(SpecError, match="seed must be at least 0, got -1"):
+        Generation(PROMPT, seed=-1)
     for ids in (PROMPT[0], PROMPT[:, :0], PROMPT.astype(np.float32)):
         with pytest.raises(DataError, match="whole numbers"):
-            generate(run, ids, tokens=1)
+            Generation(ids)
     with pytest.raises(DataError, match="carries no states"):
-        next(generate(lambda inputs: run(inputs)[:1], PROMPT, tokens=1))
+        Generation(PROMPT).step(lambda inputs: run(inputs)[:1])
 
 
 def test_only_states_are_filled_in() -> None:

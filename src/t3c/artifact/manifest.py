@@ -24,11 +24,13 @@ from t3c.spec import (
     Menu,
     Profile,
     ProfileChain,
+    TextSpec,
 )
 
 ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
 GRAPH, FACTORS, DENSE = "graph.onnx", "factors.safetensors", "dense.safetensors"
 CONTENT = (GRAPH, FACTORS, DENSE)
+TOKENIZER = "tokenizer.json"  # content too, of artifacts that carry one
 CONTROLLER = "controller/"  # what the names of a controller's tensors begin with
 PIVOTS = "aligned/"  # those of the columns that aligned layers keep, by layer and rank
 RANGES = "ranges/"  # and those of a profile's activation ranges
@@ -89,6 +91,7 @@ class ModelEntry(Record):
     quantized: tuple[str, ...]
     classes: tuple[str, ...] | None = None
     image: ImageSpec | None = None
+    text: TextSpec | None = None
     states: tuple[StateEntry, ...] = ()
 
 
@@ -320,8 +323,8 @@ def parse(kind: type[T], raw: bytes, path: Path) -> T:
 
 def _check(manifest: Manifest) -> None:
     """What the types alone do not say."""
-    if set(manifest.files) != set(CONTENT):
-        raise SpecError(f"files must be {', '.join(CONTENT)}")
+    if set(manifest.files) - {TOKENIZER} != set(CONTENT):
+        raise SpecError(f"files must be {', '.join(CONTENT)}, and {TOKENIZER} if there is one")
     specs = manifest.specs
     if len(specs) != len(manifest.layers):
         raise SpecError("layer names repeat")

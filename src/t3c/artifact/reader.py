@@ -25,6 +25,7 @@ from t3c.artifact.manifest import (
     FACTORS,
     GRAPH,
     RANGES,
+    TOKENIZER,
     LayerEntry,
     check_plain,
     load_manifest,
@@ -46,7 +47,7 @@ LEDGER_SECONDS = 30.0  # to wait for another process that is adding to it
 
 
 class Artifact:
-    """An opened artifact. Weights are read when asked for."""
+    """An opened artifact. Weights are read when asked for; `tokenizer` is that file, if any."""
 
     def __init__(self, path: str | Path, *, verify: bool = True) -> None:
         self.path = Path(path)
@@ -59,6 +60,8 @@ class Artifact:
         self._check_files(verify)
         # Held open from here on: an artifact that takes this one's place does not mix with it.
         self._graph, self._checked = read_plain(self.path / GRAPH), False
+        carried = TOKENIZER in self.manifest.files
+        self.tokenizer = read_plain(self.path / TOKENIZER) if carried else None
         self._factors, self._dense = (_opened(self.path / name) for name in (FACTORS, DENSE))
 
     @cached_property
@@ -179,8 +182,8 @@ class Artifact:
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     def _check_files(self, verify: bool) -> None:
-        for name in CONTENT:
-            path, entry = self.path / name, self.manifest.files[name]
+        for name, entry in self.manifest.files.items():
+            path = self.path / name
             check_plain(path)
             size = path.stat().st_size
             if size != entry.bytes:

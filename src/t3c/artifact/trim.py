@@ -51,7 +51,10 @@ def trim(artifact: Artifact, profiles: Sequence[str], path: str | Path) -> Artif
     }  # fmt: skip
     with staged(Path(path)) as folder:
         draft = manifest.model_copy(update=update)
-        write_content(folder, draft, graph=artifact.graph(), factors=factors, dense=dense)
+        write_content(
+            folder, draft, graph=artifact.graph(), factors=factors, dense=dense,
+            tokenizer=artifact.tokenizer,
+        )  # fmt: skip
         part = Artifact(folder)
         for table in artifact.devices():
             part.add_device(table.of_profiles(names, part.content))

@@ -17,6 +17,7 @@ from t3c.artifact.manifest import (
     DENSE,
     FACTORS,
     GRAPH,
+    TOKENIZER,
     FileEntry,
     Manifest,
     ProfileEntry,
@@ -36,15 +37,21 @@ def write_content(
     graph: onnx.ModelProto,
     factors: Tensors,
     dense: Mapping[str, npt.NDArray[np.generic]],
+    tokenizer: bytes | None = None,
 ) -> Manifest:
-    """Write graph, factors, dense tensors and, last, the manifest with their sizes and hashes."""
+    """Write graph, factors, dense tensors and, last, the manifest with their sizes and hashes.
+
+    A tokenizer is written beside them; profiles run without it, and it is none of their bytes.
+    """
     with writing(folder):
         (folder / GRAPH).write_bytes(graph.SerializeToString())
         _save(folder / FACTORS, factors)
         _save(folder / DENSE, dense)
+        if tokenizer is not None:
+            (folder / TOKENIZER).write_bytes(tokenizer)
     files = {
         name: FileEntry(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size)
-        for name in CONTENT
+        for name in (*CONTENT, *([] if tokenizer is None else [TOKENIZER]))
     }
     shared = files[GRAPH].bytes + files[DENSE].bytes + header_bytes(folder / FACTORS)
 

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from t3c.artifact.reader import Artifact
+from t3c.cli import text
 from t3c.cli.app import (
     ArtifactArg,
     EngineOpt,
@@ -20,11 +21,12 @@ from t3c.cli.app import (
     out_console,
     print_json,
 )
-from t3c.errors import DataError
+from t3c.errors import DataError, SpecError
 from t3c.files import write_atomic
 from t3c.report.terminal import answer_json, cell, explain_choice, print_variants, summarize
 from t3c.runtime.reading import read_input
 from t3c.runtime.runtime import load
+from t3c.runtime.tokens import Tokenizer, text_inputs
 from t3c.spec import Budget
 
 
@@ -58,7 +60,18 @@ def inspect(
 @app.command()
 def run(
     artifact: ArtifactArg,
-    input: Annotated[Path, typer.Option(help="A picture, an .npy or an .npz")],  # noqa: A002
+    input: Annotated[  # noqa: A002
+        Path | None, typer.Option(help="A picture, an .npy or an .npz")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to go on with, or to answer")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Write at most so many; default 64")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of what is drawn; default 0, the likeliest token")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of what is drawn; default 0")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json; default the artifact's own")
+    ] = None,
     latency_ms: Annotated[float | None, typer.Option(help="At most so many milliseconds")] = None,
     size_mb: Annotated[float | None, typer.Option(help="At most so many megabytes")] = None,
     energy_mj: Annotated[float | None, typer.Option(help="At most so many millijoules")] = None,
@@ -69,30 +82,47 @@ def run(
     explain: Annotated[bool, typer.Option("--explain", help="Say why this profile")] = False,
     as_json: JsonOpt = False,
 ) -> None:
-    """Answer one input within a budget."""
+    """Answer one input, or go on with a text, within a budget."""
     budget = Budget(latency_ms, size_mb, energy_mj, drift, quantile)
+    drawn = {"tokens": tokens, "temperature": temperature, "seed": seed}
+    drawn = {name: value for name, value in drawn.items() if value is not None}
+    _check_given(input, prompt, "tokenizer" if tokenizer else next(iter(drawn), None))
     runtime = load(artifact, engine, threads)
-    answer = runtime.answer(read_input(input, runtime.artifact.manifest.model), budget)
+    model = runtime.artifact.manifest.model
+    if prompt is not None:
+        words = Tokenizer.of(runtime.artifact, tokenizer)
+        if model.states:
+            text.go_on(runtime, words, prompt, budget, drawn, explain=explain, as_json=as_json)
+            return
+        if drawn:
+            raise SpecError(f"--{next(iter(drawn))} is for a model that has states")
+        given, warnings = text_inputs(words, prompt, model)
+    else:
+        assert input is not None
+        given, warnings = read_input(input, model), []
+    answer = runtime.answer(given, budget)
+    answer = answer._replace(warnings=(*warnings, *answer.warnings))
     payload = answer_json(runtime, answer)
     if explain:
         payload["explain"] = explain_choice(runtime, answer, budget)
     if as_json:
         print_json(payload)
         return
-    console = out_console
     for row in payload["answers"]:
         top = ", ".join(f"{item['class']} ({item['probability']:.3f})" for item in row["classes"])
-        console.print(top or f"output of shape {row['shape']}")
-    console.print(f"profile {answer.profile}: {answer.reason}")
-    console.print(payload["guarantee"])
-    for warning in answer.warnings:
-        console.print(f"warning: {warning}")
-    if explain:
-        keys = ("latency_ms", "with_guard_ms", "size_mb", "epsilon")
-        table = Table("profile", f"{quantile} ms", "with guard", "size MB", "epsilon", "why")
-        for item in payload["explain"]:
-            table.add_row(item["profile"], *(cell(item[k], ".4f") for k in keys), item["why"])
-        console.print(table)
+        out_console.print(top or f"output of shape {row['shape']}")
+    out_console.print(f"profile {answer.profile}: {answer.reason}")
+    text.print_standing(payload, out_console, quantile)
+
+
+def _check_given(file: Path | None, prompt: str | None, option: str | None) -> None:
+    """Refuse none of an input and a prompt, both of them, and options of the other."""
+    if file is None and prompt is None:
+        raise SpecError("missing: give --input FILE or --prompt TEXT")
+    if file is not None and prompt is not None:
+        raise SpecError("give --input or --prompt, not both")
+    if file is not None and option is not None:
+        raise SpecError(f"--{option} goes with --prompt, not with --input")
 
 
 @app.command()

@@ -47,7 +47,7 @@ from t3c.runtime.assemble import assemble, quantized_inputs, summed_inputs
 from t3c.runtime.engines import ENGINES
 from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.engines.torch_operations import OPERATIONS
-from t3c.spec import Form, ImageSpec, LayerPoint, Profile
+from t3c.spec import Form, ImageSpec, LayerPoint, Profile, TextSpec
 from t3c.version import __version__
 
 BATCH = 64
@@ -79,6 +79,8 @@ def write(
     seed: int,
     image: ImageSpec | None,
     classes: tuple[str, ...] | None,
+    tokenizer: bytes | None = None,
+    text: TextSpec | None = None,
     weight_only: bool = False,
     draft: Artifact | None = None,
 ) -> Artifact:
@@ -112,6 +114,7 @@ def write(
         quantized=quantized,
         classes=classes,
         image=image,
+        text=text,
     )
     dense: dict[str, npt.NDArray[np.generic]] = {**traced.dense, **aligner.pivots}
     if allocated.control is not None:
@@ -133,7 +136,10 @@ def write(
     )
 
     def put() -> Artifact:
-        write_content(folder, manifest, graph=traced.model, factors=factors, dense=dense)
+        write_content(
+            folder, manifest, graph=traced.model, factors=factors, dense=dense,
+            tokenizer=tokenizer,
+        )  # fmt: skip
         return Artifact(folder)
 
     if weight_only:

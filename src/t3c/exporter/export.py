@@ -36,7 +36,8 @@ from t3c.runtime.calibrate import calibrate
 from t3c.runtime.engines import Engine, open_engine
 from t3c.runtime.measured import Watch
 from t3c.runtime.runtime import Runtime
-from t3c.spec import ImageSpec, ProfileChain
+from t3c.runtime.tokens import read_tokenizer
+from t3c.spec import ImageSpec, ProfileChain, TextSpec
 
 PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
 
@@ -78,6 +79,8 @@ def export(
     image: ImageSpec | None = None,
     classes: Iterable[str] | None = None,
     axes: Axes | None = None,
+    tokenizer: Any = None,
+    text: TextSpec | None = None,
     timed: Timed | None = None,
     say: Callable[[str], object] = lambda message: None,
     watch: Watch = lambda what, done, total: None,
@@ -88,7 +91,9 @@ def export(
     sets ranges and allocates, the rest makes the certificates. An artifact that was at `path`
     stays whole until the new one is. `axes` names the axes of inputs that are free besides the
     batch, `{"input_ids": {1: "sequence"}}`; what is measured is measured at the example's sizes.
-    `timed` are layer times that `time_points` measured before, with the same configuration.
+    `tokenizer` is a tokenizer.json, a folder that has one, or a fast tokenizer of Hugging Face,
+    which also says what texts begin with and end at if `text` does not. `timed` are layer times
+    that `time_points` measured before, with the same configuration.
     """
     config = config or ExportConfig()
     state = state_of(model)
@@ -99,6 +104,7 @@ def export(
     check_like(samples, state.example, "the calibration data")
     parts = split(samples, config)
     names = None if classes is None else tuple(classes)
+    kept, own = (None, None) if tokenizer is None else read_tokenizer(tokenizer)
     with evaluating(model), staged(path) as folder:
         say("tracing the model")
         free = {"axes": axes} if axes else {}
@@ -120,8 +126,8 @@ def export(
         def written(allocated: Allocated, draft: Artifact | None = None) -> Artifact:
             return content.write(
                 folder, model, traced, allocated, parts.quantizer, name=name or path.stem,
-                seed=config.seed, image=image, classes=names, draft=draft,
-                weight_only=config.activations == "float",
+                seed=config.seed, image=image, classes=names, draft=draft, tokenizer=kept,
+                text=text or own, weight_only=config.activations == "float",
             )  # fmt: skip
 
         draft = written(candidates)

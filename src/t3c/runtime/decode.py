@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,8 @@ class Step:
 class Generation:
     """A text of some rows as it grows: what is to be read next, and what is remembered.
 
-    At temperature 0 the likeliest token is taken, else one is drawn.
+    At temperature 0 the likeliest token is taken, else one is drawn. Rows are of one length:
+    nothing tells padding from text. `states` are what an earlier text left.
 
     >>> generation = Generation(ids)  # doctest: +SKIP
     >>> first = generation.step(rt.session("max").run)  # doctest: +SKIP
@@ -59,6 +60,8 @@ class Generation:
             raise DataError(f"ids are whole numbers (batch, length), got shape {prompt.shape}")
         if not (math.isfinite(temperature) and temperature >= 0):
             raise SpecError(f"temperature must be at least 0, got {temperature:g}")
+        if seed < 0:
+            raise SpecError(f"seed must be at least 0, got {seed}")
         self.next = prompt.astype(np.int64)
         self.states = list(states)
         self.stop = np.array(sorted(set(stop)), dtype=np.int64)
@@ -69,7 +72,16 @@ class Generation:
 
     def step(self, run: Run) -> Step:
         """Read what is next by `run`, which may differ from step to step, and choose a token."""
-        output, *states = run([self.next, *self.states])
+        return self.take(run(self.inputs))
+
+    @property
+    def inputs(self) -> list[Array]:
+        """What is to be read next, and what is remembered by now."""
+        return [self.next, *self.states]
+
+    def take(self, outputs: Sequence[Array]) -> Step:
+        """Choose a token by the outputs for `inputs`."""
+        output, *states = outputs
         if not states:
             raise DataError("the graph carries no states: export a model that has some")
         logits = output[:, -1]
@@ -84,33 +96,6 @@ class Generation:
         # The largest of logits with Gumbel noise is a draw from their softmax.
         noise = self._rng.gumbel(size=logits.shape)
         return np.asarray((logits / self.temperature + noise).argmax(axis=-1))
-
-
-def generate(
-    run: Run,
-    ids: Any,
-    *,
-    tokens: int,
-    states: Sequence[Array] = (),
-    stop: Iterable[int] = (),
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> Iterator[Step]:
-    """Up to `tokens` more tokens of each row of ids (batch, length), until all have come to a stop.
-
-    Rows are of one length: nothing tells padding from text. `states` are what an earlier text left.
-    """
-    if tokens < 1:
-        raise SpecError(f"tokens must be at least 1, got {tokens}")
-    generation = Generation(ids, states=states, stop=stop, temperature=temperature, seed=seed)
-    return _steps(generation, run, tokens)
-
-
-def _steps(generation: Generation, run: Run, tokens: int) -> Iterator[Step]:
-    for _ in range(tokens):
-        yield generation.step(run)
-        if generation.stopped.all():
-            return
 
 
 def empty_states(entries: Iterable[StateEntry], batch: int) -> list[Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from t3c.runtime.chooser import REMEMBERED, Chooser
 from t3c.runtime.counters import Counters
 from t3c.runtime.engines import Session, open_engine
 from t3c.runtime.engines.protocol import Array
+from t3c.runtime.generating import Writing, begin
 from t3c.runtime.measured import example_inputs
 from t3c.runtime.monitor import MonitorConfig, Shift
 from t3c.runtime.placed import Placed
@@ -157,7 +158,12 @@ class Runtime:
         self, inputs: Any, budget: Budget | None = None, *, profile: str | None = None
     ) -> Answer:
         """The output, and which profile gave it, why, and with what certificate."""
-        arrays = self.check(inputs)
+        return self.served(self.check(inputs), budget, profile)
+
+    def served(
+        self, arrays: list[Array], budget: Budget | None = None, profile: str | None = None
+    ) -> Answer:
+        """The answer to inputs that were checked."""
         if profile is not None and budget is not None:
             raise SpecError("name a budget or a profile, not both")
         if profile is None:
@@ -186,6 +192,27 @@ class Runtime:
     def answers(self, requests: Sequence[Request]) -> list[Answer]:
         """The answers to requests, in order; those that one profile serves run as one batch."""
         return answer_all(self, requests)
+
+    def generate(
+        self,
+        ids: Any,
+        budget: Budget | None = None,
+        *,
+        tokens: int,
+        stop: Iterable[int] = (),
+        temperature: float = 0.0,
+        seed: int = 0,
+        profile: str | None = None,
+    ) -> Writing:
+        """Up to `tokens` more tokens of each row of ids (batch, length), one by one.
+
+        The budget is that of a token, and may change from one to the next.
+
+        >>> for token in rt.generate(ids, Budget(latency_ms=5), tokens=64):  # doctest: +SKIP
+        ...     print(token.ids, token.profile)
+        """
+        generation = begin(self, ids, stop=stop, temperature=temperature, seed=seed)
+        return Writing(self, generation, tokens, budget, profile)
 
     def hold(self, budget: Budget | None = None) -> Held:
         """The profile for a budget, chosen once for many calls of a thread."""

@@ -1,7 +1,7 @@
 """The values that travel between the folders: frozen, validated at construction, no torch."""
 
 from t3c.spec.budget import Budget
-from t3c.spec.figures import QUANTILES, Bound, Certificate, Cost, ImageSpec, Latency
+from t3c.spec.figures import QUANTILES, Bound, Certificate, Cost, ImageSpec, Latency, TextSpec
 from t3c.spec.layer import Factorization, Form, Kind, LayerSpec
 from t3c.spec.points import MAX_BITS, MIN_BITS, LayerPoint, Menu, Profile, ProfileChain
 
@@ -23,4 +23,5 @@ __all__ = [
     "Menu",
     "Profile",
     "ProfileChain",
+    "TextSpec",
 ]

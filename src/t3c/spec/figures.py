@@ -1,4 +1,4 @@
-"""What is counted, measured and certified, and what a picture is."""
+"""What is counted, measured and certified, and what pictures and texts are."""
 
 from __future__ import annotations
 
@@ -128,3 +128,17 @@ class ImageSpec:
             raise SpecError(f"an image has sides of 1 to 8192, got {self.height}x{self.width}")
         if min(self.std) <= 0:
             raise SpecError("an image has positive stds")
+
+
+@dataclass(frozen=True)
+class TextSpec:
+    """Which tokens a text begins with and ends at: `bos` is put before a prompt that does not
+    begin with it, and none is written behind one of `stop`."""
+
+    bos: int | None = None
+    stop: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = self.stop if self.bos is None else (self.bos, *self.stop)
+        if any(not 0 <= token < 2**31 for token in given):
+            raise SpecError(f"tokens are whole numbers from 0, got {given}")
