@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 from t3c.errors import DataError, T3CError
-from t3c.experiments.base import accuracy, load_base, train_base
-from t3c.zoo.bases import NETWORKS, base_folder, base_network
+from t3c.experiments.base import accuracy
+from t3c.experiments.sentences import LENGTH, load_any, sentence_accuracy, train_any
+from t3c.zoo.bases import NETWORKS, SENTENCES, base_folder, base_network
 from t3c.zoo.cifar10 import cifar10
+from t3c.zoo.text import sst2_ids
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "base"
 
@@ -33,16 +35,24 @@ def main() -> int:
         if unknown:
             raise DataError(f"no network {unknown[0]!r}: known are {', '.join(NETWORKS)}")
         for name in given.networks or NETWORKS:
-            recipe = load_base(CONFIGS / f"{name}.yaml")
-            path = train_base(recipe, given.to, say=say, watch=lambda text, done, of: None)
+            recipe = load_any(CONFIGS / f"{name}.yaml")
+            path = train_any(recipe, given.to, say=say, watch=lambda text, done, of: None)
             sys.stdout.write(f"{path}\n")
             if given.test:
-                found = accuracy(base_network(name, given.to), cifar10("test"))
-                sys.stdout.write(f"{name} {found:.4f} of the 10,000 test images\n")
+                sys.stdout.write(f"{name} {tested(name, given.to)}\n")
     except T3CError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
+
+
+def tested(name: str, folder: Path) -> str:
+    """The accuracy of a trained network on all of its test part."""
+    model = base_network(name, folder)
+    if name in SENTENCES:
+        part = sst2_ids("test", LENGTH)
+        return f"{sentence_accuracy(model, part):.4f} of the {len(part[1]):,} test sentences"
+    return f"{accuracy(model, cifar10('test')):.4f} of the 10,000 test images"
 
 
 if __name__ == "__main__":

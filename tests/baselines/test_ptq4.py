@@ -17,8 +17,8 @@ from t3c.baselines import BASELINES, Baseline, Task
 from t3c.baselines.compensate import clipped_scale
 from t3c.baselines.finetune import Training
 from t3c.baselines.layers import weight_layers
-from t3c.baselines.pack import Format, on_grid
-from t3c.baselines.ptq4 import ptq4
+from t3c.baselines.pack import Format, decode, encode, on_grid
+from t3c.baselines.ptq4 import _rounded, ptq4
 from t3c.errors import DataError
 from t3c.runtime.engines.openvino import OpenVINO
 
@@ -155,3 +155,20 @@ def test_without_torch_it_is_told(name: str) -> None:
     task = Task(b"", images(2, 0).numpy(), ENGINE)
     with pytest.raises(DataError, match=f"^{name} needs the original in torch"):
         BASELINES[name](task)
+
+
+def test_groups_of_inputs_have_scales_of_their_own_and_come_nearer() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(24, 64), torch.randn(500, 64)
+    weight[:, :16] *= 6  # a channel's one scale is too coarse for the rest of it
+    moment = (x.T @ x / len(x))[None]
+    wanted = x @ weight.T
+    errors = {}
+    for group in (0, 16):
+        settled, form = _rounded(weight[None], moment, group)
+        errors[group] = float((x @ settled[0].T - wanted).norm())
+        packed = encode(settled[0], form)
+        torch.testing.assert_close(decode(packed, (24, 64), form), settled[0], atol=1e-5, rtol=0)
+        assert len(packed) == 24 * 64 // 2 + 4 * 24 * max(1, 64 // (group or 64))
+    assert errors[16] < 0.7 * errors[0]
+    assert _rounded(weight[:, :60][None], moment[:, :60, :60], 16)[1].groups == 1

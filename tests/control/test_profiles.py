@@ -31,9 +31,12 @@ def test_names() -> None:
         "tiny med max",
         "tiny small large max",
         "tiny small med large max",
-        "tiny p2 p3 p4 p5 max",
-        "tiny p2 p3 p4 p5 p6 max",
+        "tiny small med p4 large max",
+        "tiny p2 small med large p6 max",
     ]
+    many = names_for(13)
+    assert [many.index(name) for name in NAMES] == [0, 3, 6, 9, 12]
+    assert len(set(many)) == 13
     assert names_for(5) == NAMES
     with pytest.raises(SpecError, match="got 0"):
         names_for(0)

@@ -45,6 +45,10 @@ RESULTS = [
 ]
 TABLES: dict[str, list[dict[str, Any]]] = {
     "results": RESULTS,
+    "sweep": [
+        RESULTS[4] | {"budget": "4 ms", "profile": "tiny"},
+        RESULTS[5] | {"budget": "5.5 MB", "profile": "med"},
+    ],
     "violations": [
         {"profile": "med", "budget_ms": 8.0, "runs": 200, "over": 3, "mape": 0.031},
         {"profile": "max", "budget_ms": 9.0, "runs": 200, "over": 0, "mape": None},

@@ -101,6 +101,18 @@ def rounding(scale: Tensor, top: int) -> Rule:
     return rule
 
 
+def group_rounding(top: int, scales: list[Tensor]) -> Rule:
+    """Columns rounded as `rounding` has it, each block with the scales (g, m) best for what its
+    columns have become by then; these are added to `scales`."""
+
+    def rule(weights: Tensor, stiffness: Tensor) -> Settle:
+        scale = clipped_scale(weights, top)
+        scales.append(scale)
+        return rounding(scale, top)(weights, stiffness)
+
+    return rule
+
+
 def zeroing(sparsity: float) -> Rule:
     """A share of each block's weights made zero: those whose loss costs least."""
     if not 0 <= sparsity <= 1:

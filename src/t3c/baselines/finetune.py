@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from t3c.baselines.baseline import Watch, quiet
 from t3c.errors import SpecError, TrainError
-from t3c.nn.inputs import call, evaluating
+from t3c.nn.inputs import call, evaluating, trimmed
 from t3c.runtime.engines.protocol import Array
 from t3c.spec import ImageSpec
 from t3c.train.augment import AUGMENTATIONS
@@ -36,7 +36,8 @@ class Training:
     """The original in torch, which is not changed, and what every trained method is given alike.
 
     `minutes` are turned into steps by timing a few; `steps` pins them. The loss is the distance
-    to the original's outputs, plus `labels` times the cross-entropy.
+    to the original's outputs, plus `labels` times the cross-entropy. Of texts, whose ids are filled
+    up with `padding`, a batch has no more columns than it needs.
     """
 
     model: nn.Module
@@ -49,6 +50,7 @@ class Training:
     augmentations: tuple[str, ...] = ()
     image: ImageSpec | None = None
     precision: Precision = "float"
+    padding: int | None = None
     seed: int = 3407
 
     def __post_init__(self) -> None:
@@ -72,7 +74,8 @@ class Training:
             order = draws(self.seed, step, "order").permutation(len(self.images))
             for start in range(0, len(order) - size + 1, size):
                 chosen = torch.from_numpy(np.sort(order[start : start + size]))
-                images, generator = self.images[chosen], noise(self.seed, step, "augment")
+                images = trimmed(self.images[chosen], self.padding)
+                generator = noise(self.seed, step, "augment")
                 for name in self.augmentations:
                     images = AUGMENTATIONS[name](images, generator, self.image)  # type: ignore[assignment]
                 yield images, self.targets[chosen]

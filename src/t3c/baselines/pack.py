@@ -34,12 +34,14 @@ class Format:
     """Symmetric `bits`-bit codes of a weight (rows, ...), with one float32 scale per row.
 
     `scale` (rows,) is that of a weight that is on its grid already; None covers the largest of each
-    row. `sparse` writes one bit per weight, and codes of those alone that are not zero.
+    row. `sparse` writes one bit per weight, and codes of those alone that are not zero. With
+    `groups` each row is in so many equal parts, whose scales (rows * groups,) come row by row.
     """
 
     bits: int
     sparse: bool = False
     scale: Tensor | None = None
+    groups: int = 1
 
     def __post_init__(self) -> None:
         if not MIN_BITS <= self.bits <= MAX_BITS:
@@ -72,7 +74,7 @@ def encode(weight: Tensor, form: Format) -> bytes:
 
 def decode(raw: bytes, shape: tuple[int, ...], form: Format) -> Tensor:
     """The weight (rows, ...) of this shape from what `encode` wrote; the scales are in there."""
-    rows, count = shape[0], int(np.prod(shape))
+    rows, count = shape[0] * form.groups, int(np.prod(shape))
     content = np.frombuffer(raw, np.uint8)
     scale, content = content[: 4 * rows].view(np.float32), content[4 * rows :]
     present = np.ones(count, np.bool_)
@@ -103,7 +105,9 @@ def pack(model: nn.Module, formats: Mapping[str, Format]) -> bytes:
             parts.append(array.tobytes())
         else:
             parts.append(encode(value, form))
-            listed.append([name, list(value.shape), len(parts[-1]), form.bits, form.sparse])
+            listed.append(
+                [name, list(value.shape), len(parts[-1]), form.bits, form.sparse, form.groups]
+            )
     header = json.dumps(listed, separators=(",", ":")).encode()
     return b"".join([len(header).to_bytes(LENGTH, "little"), header, *parts])
 
@@ -112,10 +116,11 @@ def unpack(raw: bytes) -> dict[str, Tensor]:
     """The tensors of a file by name; norms as `<name>.scale` and `<name>.shift`."""
     start = LENGTH + int.from_bytes(raw[:LENGTH], "little")
     found = {}
-    for name, shape, size, kind, *sparse in json.loads(raw[LENGTH:start]):
+    for name, shape, size, kind, *how in json.loads(raw[LENGTH:start]):
         part, start = raw[start : start + size], start + size
-        if sparse:
-            found[name] = decode(part, tuple(shape), Format(kind, sparse[0]))
+        if how:
+            sparse, groups = how
+            found[name] = decode(part, tuple(shape), Format(kind, sparse, groups=groups))
         else:
             found[name] = torch.from_numpy(np.frombuffer(part, kind).reshape(shape).copy())
     return found
@@ -135,7 +140,7 @@ def packed_bytes(model: nn.Module, formats: Mapping[str, Format], graph: ov.Mode
 
 def _codes(weight: Tensor, form: Format) -> tuple[Tensor, Tensor]:
     """Codes (rows, inner) as float32 integers and scales (rows,)."""
-    flat = weight.detach().float().cpu().reshape(len(weight), -1)
+    flat = weight.detach().float().cpu().reshape(len(weight) * form.groups, -1)
     scale = flat.abs().amax(1) / form.top if form.scale is None else form.scale.detach().float()
     if scale.shape != (len(flat),):
         raise SpecError(f"{len(flat)} rows have scales of shape {tuple(scale.shape)}")

@@ -56,7 +56,9 @@ def names_for(count: int) -> tuple[str, ...]:
     if count < 1:
         raise SpecError(f"at least one profile is needed, got {count}")
     if count > len(NAMES):
-        return ("tiny", *(f"p{number}" for number in range(2, count)), "max")
+        steps = len(NAMES) - 1
+        known = {round(step * (count - 1) / steps): name for step, name in enumerate(NAMES)}
+        return tuple(known.get(index, f"p{index + 1}") for index in range(count))
     return _FEW.get(count, NAMES)
 
 

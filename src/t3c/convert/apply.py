@@ -131,7 +131,7 @@ def _batches(
         return
     data = [split_batch(batch)[0] for batch in calibration]
     for batch in data:
-        check_like(batch, example, "the calibration data")
+        check_like(batch, example, "the calibration data", texts=True)
     waiting: list[LayerPlan] = []
     size = 0
     for layer in plan.layers:

@@ -31,7 +31,7 @@ from t3c.train.schedules import draws, noise
 from t3c.zoo.bases import NETWORKS, RECIPE, base_file, made_by, new_network
 from t3c.zoo.cifar10 import cifar10
 
-HELD = 2_000  # images of the training part that base training does not see
+HELD = 2_000  # samples of the training part, its last, that base training does not see
 EVALUATED = 500
 Say = Callable[[str], object]
 Watch = Callable[[str, int, int], object]
@@ -117,6 +117,16 @@ class BaseRecipe:
         return self.phases[-1]
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """A network about to be trained: one epoch of it, and how it then does on what is held back."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    epoch: Callable[[int], float]
+    accuracy: Callable[[], float]
+
+
 def load_base(path: Path) -> BaseRecipe:
     """The base recipe of a YAML file."""
     return read_settings(path, BaseRecipe)
@@ -127,39 +137,51 @@ def train_base(recipe: BaseRecipe, folder: Path, *, say: Say, watch: Watch) -> P
 
     Training is checked on the images held back; the test images are not looked at.
     """
-    final, key = base_file(recipe.network, folder), recipe.key
+
+    def begin() -> Lesson:
+        _check_phases(recipe)
+        images, labels = cifar10("train")
+        if len(labels) < HELD + recipe.batch:
+            raise DataError(f"{len(labels)} images are too few for batches of {recipe.batch}")
+        kept, held = (images[:-HELD], labels[:-HELD]), (images[-HELD:], labels[-HELD:])
+        torch.manual_seed(recipe.seed)
+        model = NETWORKS[recipe.network](kept[0])
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = _optimizer(model, recipe)
+        return Lesson(
+            model, optimizer,
+            lambda epoch: _epoch(model, optimizer, recipe, kept, epoch, watch),
+            lambda: accuracy(model, held),
+        )  # fmt: skip
+
+    final = base_file(recipe.network, folder)
+    return trained_once(final, recipe.key, recipe.epochs, begin, say)
+
+
+def trained_once(final: Path, key: str, epochs: int, begin: Callable[[], Lesson], say: Say) -> Path:
+    """The weights at `final` by the recipe of that key: there already, gone on with, or made."""
     if made_by(final) == key:
-        say(f"{recipe.network} is trained: {final}")
+        say(f"{final.stem} is trained: {final}")
         return final
-    _check_phases(recipe)
-    images, labels = cifar10("train")
-    if len(labels) < HELD + recipe.batch:
-        raise DataError(f"{len(labels)} images are too few for batches of {recipe.batch}")
-    kept, held = (images[:-HELD], labels[:-HELD]), (images[-HELD:], labels[-HELD:])
-    torch.manual_seed(recipe.seed)
-    model = NETWORKS[recipe.network](kept[0])
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = _optimizer(model, recipe)
-    work = folder / key
+    lesson = begin()
+    work = final.parent / key
     checkpoints = work / "checkpoints"
     with alone(work):
         found = latest(checkpoints, say)
-        start = 0 if found is None else load_checkpoint(found, model, optimizer).step
+        start = 0 if found is None else load_checkpoint(found, lesson.model, lesson.optimizer).step
         if start:
-            say(f"going on after epoch {start} of {recipe.epochs}")
-        for epoch in range(start, recipe.epochs):
+            say(f"going on after epoch {start} of {epochs}")
+        for epoch in range(start, epochs):
             began = time.perf_counter()
-            loss = _epoch(model, optimizer, recipe, kept, epoch, watch)
-            found_accuracy = accuracy(model, held)
+            loss = lesson.epoch(epoch)
             say(
-                f"epoch {epoch + 1} of {recipe.epochs}: loss {loss:.3f}, accuracy "
-                f"{found_accuracy:.4f} on {HELD:,} images held back, "
-                f"{time.perf_counter() - began:.0f} s"
+                f"epoch {epoch + 1} of {epochs}: loss {loss:.3f}, accuracy {lesson.accuracy():.4f} "
+                f"on {HELD:,} samples held back, {time.perf_counter() - began:.0f} s"
             )
-            save_checkpoint(checkpoints, epoch + 1, model, optimizer, {"loss": loss})
-        tensors = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
+            save_checkpoint(checkpoints, epoch + 1, lesson.model, lesson.optimizer, {"loss": loss})
+        tensors = {name: t.detach().contiguous() for name, t in lesson.model.state_dict().items()}
         if not all(t.isfinite().all() for t in tensors.values()):
-            raise TrainError(f"{recipe.network}: weights are not finite after the last step")
+            raise TrainError(f"{final.stem}: weights are not finite after the last step")
         write_atomic(final, save(tensors, {RECIPE: key}), TrainError)
     return final
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from t3c import baselines
 from t3c.artifact.reader import Artifact
+from t3c.artifact.store import layer_bytes
 from t3c.baselines import BASELINES, TRAINED
 from t3c.baselines.baseline import Task, bytes_on_disk
 from t3c.baselines.finetune import Training
@@ -32,6 +33,7 @@ from t3c.experiments.fingerprints import fingerprint, hashed, hashed_files, vers
 from t3c.experiments.recipe import Recipe
 from t3c.experiments.settings import read_settings
 from t3c.experiments.stages import Stage, Stages
+from t3c.experiments.sweep import sweep_rows
 from t3c.experiments.training import Trained, train_recipe
 from t3c.experiments.variants import Compared, Row, Variant, Watch, compare
 from t3c.exporter import ExportConfig, Timed, export, time_points
@@ -48,7 +50,8 @@ ORIGINAL, ARTIFACT, MODEL = "original.onnx", "model.t3c", "model.xml"
 class Limits:
     """What is asked of `t3c-med`: its accuracy below full, its time and size against `ptq8`.
 
-    `full` is the least accuracy of the original.
+    `full` is the least accuracy of the original; sizes of text models are without the vocabulary's
+    table.
     """
 
     drop: float
@@ -209,7 +212,7 @@ class Results:
         training = Training(
             subject.model, images, targets, spec.minutes, batch=spec.recipe.batch,
             labels=spec.labels, augmentations=spec.recipe.train.augmentations,
-            image=subject.image, precision=spec.recipe.train.precision,
+            image=subject.image, precision=spec.recipe.train.precision, padding=subject.padding,
         )  # fmt: skip
         weight_only = Artifact(made.folder / ARTIFACT).weight_only
         return Task(
@@ -229,13 +232,14 @@ class Results:
             variants = self._baselines(task, others)
             runtimes = [self._runtime(stage) for stage in made]
             compared = [
-                self._compared(variants | profiles_of(runtime, stage))
+                self._compared(variants | profiles_of(runtime, stage, self.subject.vocabulary))
                 for runtime, stage in zip(runtimes, made, strict=True)
             ]
             seeds = [{row["name"]: row for row in found.rows()} for found in compared]
             self.stages.say("certificates, budgets and devices")
             return {
                 "results": compared[0].rows(), "seeds": seed_rows(seeds),
+                "sweep": sweep_rows(runtimes[0], compared[0]),
                 **artifact_tables(runtimes[0], compared[0], self.subject.test[0][:8].numpy()),
             }  # fmt: skip
 
@@ -282,15 +286,21 @@ class Results:
         """The original and every baseline, ready to answer."""
         read = self.engine.read(task.original)
         session, size = self.engine.compile_read(read), bytes_on_disk(read)
-        found = {"full": Variant("full", "the original, fp32", session, size)}
+        table = self._table_bytes(read)
+        found = {"full": Variant("full", "the original, fp32", session, size, table_bytes=table)}
         for name, stage in made.items():
             told = stage.result
             model = self.engine.core.read_model(stage.folder / MODEL)
             found[name] = Variant(
                 name, told["method"], self.engine.compile_read(model), told["size_bytes"],
-                told["minutes"], told["steps"],
+                told["minutes"], told["steps"], table_bytes=self._table_bytes(model),
             )  # fmt: skip
         return found
+
+    def _table_bytes(self, model: ov.Model) -> int:
+        """What the vocabulary's table takes in a model, with its scales; 0 where there is none."""
+        rows = self.subject.vocabulary
+        return 0 if rows is None else bytes_of_rows(model, rows)
 
     def _compared(self, variants: Mapping[str, Variant]) -> Compared:
         """Variants on the test part, timed in turns."""
@@ -299,9 +309,20 @@ class Results:
         return compare(variants, (images, labels), self.spec.rounds, self.watch)
 
 
-def profiles_of(runtime: Runtime, made: Stage) -> dict[str, Variant]:
+def bytes_of_rows(model: ov.Model, rows: int) -> int:
+    """What the constants take that have an axis of so many rows, each counted once."""
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    return sum(node.get_byte_size() for node in constants if rows in list(node.shape))
+
+
+def profiles_of(runtime: Runtime, made: Stage, vocabulary: int | None = None) -> dict[str, Variant]:
     """Every profile of an artifact, ready to answer."""
     kind = "float" if runtime.artifact.weight_only else "int8"
+    tables = [
+        entry
+        for entry in runtime.artifact.entries.values()
+        if entry.spec.out_channels == vocabulary
+    ]
     found = {}
     for profile in runtime.chain:
         name, certificate = f"t3c-{profile.name}", runtime.certificates.get(profile.name)
@@ -310,5 +331,6 @@ def profiles_of(runtime: Runtime, made: Stage) -> dict[str, Variant]:
             runtime.session(profile.name), runtime.artifact.manifest.size_bytes(profile.name),
             made.result["minutes"], made.result["steps"],
             certificate.epsilon if certificate else None,
+            sum(layer_bytes(entry, profile.points[entry.spec.name]) for entry in tables),
         )  # fmt: skip
     return found

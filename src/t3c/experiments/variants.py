@@ -25,7 +25,8 @@ Watch = Callable[[str, int, int], object]
 class Variant:
     """Something that answers: how it was made, and what it takes.
 
-    `epsilon` bounds its drift where that is certified; `minutes` and `steps` are of training.
+    `epsilon` bounds its drift where that is certified; `minutes` and `steps` are of training. Of
+    `size_bytes`, `table_bytes` are those of the vocabulary's table.
     """
 
     name: str
@@ -35,6 +36,12 @@ class Variant:
     minutes: float = 0.0
     steps: int = 0
     epsilon: float | None = None
+    table_bytes: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """What all but the vocabulary's table takes."""
+        return self.size_bytes - self.table_bytes
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,7 @@ class Compared:
 
     def rows(self) -> list[Row]:
         """One row for each variant: accuracy beside full, time and size beside ptq8."""
-        full, time8, size8 = (
-            self.right("full"), self.times["ptq8"], self.variants["ptq8"].size_bytes
-        )  # fmt: skip
+        full, time8, ptq8 = self.right("full"), self.times["ptq8"], self.variants["ptq8"]
         rows = []
         for name, variant in self.variants.items():
             mine, taken = self.right(name), self.times[name]
@@ -70,7 +75,12 @@ class Compared:
                     "drop_high": gap["high"], "p50": taken.p50, "p90": taken.p90,
                     "to_ptq8": taken.p50 / time8.p50, "to_ptq8_p90": taken.p90 / time8.p90,
                     "size_mb": variant.size_bytes / MB,
-                    "size_to_ptq8": variant.size_bytes / size8, "epsilon": variant.epsilon,
+                    "size_to_ptq8": variant.size_bytes / ptq8.size_bytes,
+                    "blocks_mb": variant.block_bytes / MB if variant.table_bytes else None,
+                    "blocks_to_ptq8": variant.block_bytes / ptq8.block_bytes
+                    if variant.table_bytes
+                    else None,
+                    "epsilon": variant.epsilon,
                     "drift": float(self.drifts(name).mean()), "minutes": variant.minutes,
                     "steps": variant.steps,
                 }

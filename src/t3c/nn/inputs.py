@@ -85,12 +85,28 @@ def gather(batches: Iterable[Any]) -> Inputs:
     return join(parts)
 
 
-def check_like(inputs: Inputs, example: Inputs, what: str) -> None:
-    """Refuse inputs that differ from the example in more than the number of samples."""
-    mine, wanted = ([(tuple(v.shape[1:]), v.dtype) for v in tensors(i)] for i in (inputs, example))
+def check_like(inputs: Inputs, example: Inputs, what: str, *, texts: bool = False) -> None:
+    """Refuse inputs that differ from the example in more than the number of samples.
+
+    Where they may be `texts`, whole numbers (n, tokens) may have another length too.
+    """
+
+    def kind(value: Tensor) -> tuple[tuple[object, ...], torch.dtype]:
+        text = texts and value.dim() == 2 and not value.is_floating_point()
+        return ("tokens",) if text else tuple(value.shape[1:]), value.dtype
+
+    mine, wanted = ([kind(v) for v in tensors(i)] for i in (inputs, example))
     if mine != wanted:
         shown = [", ".join(f"{d} {(*('n',), *s)}" for s, d in side) for side in (mine, wanted)]
         raise DataError(f"{what} has inputs of {shown[0]}, the example's are {shown[1]}")
+
+
+def trimmed(ids: Tensor, padding: int | None) -> Tensor:
+    """Texts (n, t) without the columns at their end that are nothing but padding; at least one."""
+    if padding is None:
+        return ids
+    used = (ids != padding).any(dim=0).nonzero()
+    return ids[:, : int(used[-1]) + 1] if len(used) else ids[:, :1]
 
 
 def batches_of(inputs: Inputs, size: int) -> Iterator[Inputs]:

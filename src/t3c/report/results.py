@@ -99,6 +99,8 @@ def results_table(rows: Sequence[Row]) -> str:
         "to ptq8": _ranged(_two("to_ptq8"), _two("to_ptq8_p90")),
         "size, MB": _bold(_three("size_mb"), small),
         "size to ptq8": _two("size_to_ptq8"),
+        "without the vocabulary's table, MB": _three("blocks_mb"),
+        "that to ptq8": _two("blocks_to_ptq8"),
         "epsilon": _epsilon,
         "mean drift": _three("drift"),
     })  # fmt: skip
@@ -313,6 +315,15 @@ SEEDS: Columns = {
 ENERGY: Columns = {
     "method": _text("name", "profile"), "p50, ms": _three("p50"), "energy, mJ": _three("energy_mj"),
 }  # fmt: skip
+SWEEP: Columns = {
+    "budget": _text("budget"), "profile": _text("profile"), "accuracy, %": _percent("accuracy"),
+    "below full, points [95%]": _ranged(*_with_ends("drop", 2)), "p50, ms": _three("p50"),
+    "size, MB": _three("size_mb"), "epsilon": _three("epsilon"),
+}  # fmt: skip
+SWEPT = (
+    "Budgets evenly spread from what the smallest profile takes to what the largest does, and the "
+    "profile that the runtime serves each with."
+)
 COVERAGE = (
     "Coverage is the share of test samples that drift at most epsilon, beside the range expected "
     "of it before it was seen; only one below that range is a finding. Correlations are over "
@@ -330,6 +341,7 @@ OVER = "Single calls that took longer than their budget, and the proxy's error a
 ALLOCATED = "Share of full rank as executed, and bits: means weighted by parameters."
 SECTIONS: tuple[tuple[str, str, str, Columns | Callable[[Sequence[Row]], str]], ...] = (
     ("results", "", "", _results),
+    ("sweep", "Sweep of budgets", SWEPT, SWEEP),
     ("violations", "Budgets kept", OVER, VIOLATIONS),
     ("audit", "Monotone budgets", AUDITED, AUDIT),
     ("seeds", "Seeds", "Means over seeds, with their standard errors.", SEEDS),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from t3c.errors import DataError
 from t3c.runtime.cache import default_folder
 from t3c.zoo.small_vit import SmallViT
+from t3c.zoo.text import minilm_classifier
 from t3c.zoo.wide_cnn import WideCnn, whiten_
 
 RECIPE = "recipe"  # in the metadata of a weights file: the key of the recipe that made it
@@ -33,11 +34,17 @@ def _small_vit(images: Tensor) -> nn.Module:
     return SmallViT()
 
 
-# Each takes images (n, 3, 32, 32) that it will be trained on.
+def _minilm(images: Tensor) -> nn.Module:
+    return minilm_classifier()
+
+
+# Each takes images (n, 3, 32, 32) that it will be trained on, if it reads any.
 NETWORKS: Mapping[str, Callable[[Tensor], nn.Module]] = {
     "cifar10-cnn": _wide_cnn,
     "cifar10-vit": _small_vit,
+    "minilm": _minilm,
 }
+SENTENCES = frozenset({"minilm"})  # which read no images, but texts
 
 
 def base_folder() -> Path:

