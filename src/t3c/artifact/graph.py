@@ -120,7 +120,7 @@ def to_onnx(
     names = list(example) if isinstance(example, Mapping) else _input_names(len(tensors(example)))
     free = _free_axes(names, tensors(example), axes or {})
     args = [_long(a, over) for a, over in zip(tensors(example), free, strict=True)]
-    states, remembering = _example_states(plain, args, free)
+    states, remembering = example_states(plain, args, free)
 
     class Traced(nn.Module):
         def __init__(self) -> None:
@@ -175,7 +175,7 @@ def _long(value: Tensor, free: Mapping[int, str]) -> Tensor:
     return value
 
 
-def _example_states(
+def example_states(
     plain: nn.Module, args: Sequence[Tensor], free: Sequence[Mapping[int, str]]
 ) -> tuple[dict[str, Tensor], list[dict[int, str]]]:
     """A stateful model's states of some length and their free axes; nothing of other models."""

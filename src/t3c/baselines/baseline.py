@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import openvino as ov
 
 from t3c.errors import DataError, MissingExtraError
@@ -86,19 +87,29 @@ def original_graph(task: Task) -> ov.Model:
 def quantized(model: ov.Model, task: Task) -> ov.Model:
     """The model in 8 bits by NNCF: weights and activations, or weights alone, as the task says."""
     nncf = nncf_library()
-    model.reshape({model.inputs[0]: [-1, *task.samples.shape[1:]]})
+    ids, *states = model.inputs
+    if not states:
+        model.reshape({ids: [-1, *task.samples.shape[1:]]})
+    empty = [_remembering_nothing(state) for state in states]
+    samples = [(sample[None], *empty) if empty else sample[None] for sample in task.samples]
     with quiet():
         if task.activations == "float":
             return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
-        return nncf.quantize(model, **calibration(list(task.samples), task.transformer))
+        return nncf.quantize(model, **calibration(samples, task.transformer))
+
+
+def _remembering_nothing(state: ov.Output) -> Array:
+    """A state (1, ...) of a model, of no length where that is free."""
+    rest = [size.get_length() if size.is_static else 0 for size in list(state.partial_shape)[1:]]
+    return np.zeros((1, *rest), state.element_type.to_dtype())
 
 
 def calibration(samples: Sequence[Any], transformer: bool) -> dict[str, Any]:
-    """What NNCF is told of samples (n, ...), of the model, and of the kernels here."""
+    """What NNCF is told of samples (1, ...), of the model, and of the kernels here."""
     nncf = nncf_library()
     fix = nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.FIRST_LAYER
     return {
-        "calibration_dataset": nncf.Dataset([sample[None] for sample in samples]),
+        "calibration_dataset": nncf.Dataset(samples),
         "subset_size": len(samples),
         "model_type": nncf.ModelType.TRANSFORMER if transformer else None,
         "advanced_parameters": nncf.AdvancedQuantizationParameters(overflow_fix=fix),

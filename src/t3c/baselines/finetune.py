@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from t3c.artifact.graph import BATCH_AXIS, example_states
 from t3c.baselines.baseline import Watch, quiet
 from t3c.errors import SpecError, TrainError
 from t3c.nn.inputs import call, evaluating, trimmed
@@ -213,9 +215,36 @@ def settle_(layers: Mapping[str, tuple[Layer, ...]]) -> None:
 
 
 def to_openvino(model: nn.Module, sample: Array) -> ov.Model:
-    """A torch model for samples (1, ...) as OpenVINO reads it."""
+    """A torch model for samples (1, ...) as OpenVINO reads it.
+
+    One that carries states takes and gives them as its ONNX does; how long texts are is free.
+    """
     example = torch.from_numpy(np.ascontiguousarray(sample))
+    free = [{0: BATCH_AXIS, 1: "sequence"}]
+    states, remembering = example_states(model, [example], free)
     with quiet(), torch.no_grad():  # tracing warns of every number that is read
-        return ov.convert_model(
-            model.eval(), example_input=example, input=[ov.PartialShape([-1, *sample.shape[1:]])]
-        )
+        if not states:
+            shape = ov.PartialShape([-1, *sample.shape[1:]])
+            return ov.convert_model(model.eval(), example_input=example, input=[shape])
+        called = _Called(model.eval(), list(states))
+        found = ov.convert_model(called, example_input=(example, *states.values()))
+    named = {"input_ids": example} | states
+    for port, (name, value), over in zip(
+        found.inputs, named.items(), free + remembering, strict=True
+    ):
+        sizes = [-1 if axis in over else size for axis, size in enumerate(value.shape)]
+        port.get_tensor().set_names({name})
+        port.get_node().set_partial_shape(ov.PartialShape(sizes))
+    found.validate_nodes_and_infer_types()
+    return found
+
+
+class _Called(nn.Module):
+    """A model with states, called with all of them in order."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, inputs: Tensor, *past: Tensor) -> Any:
+        return self.model(inputs, **dict(zip(self.names, past, strict=True)))

@@ -50,7 +50,9 @@ def prepare_qat(model: nn.Module, samples: Array, *, transformer: bool = False) 
     build_kernels()
     nncf = nncf_library()
     with quiet():
-        quantized: nn.Module = nncf.quantize(copied(model), **calibration(list(rows), transformer))
+        quantized: nn.Module = nncf.quantize(
+            copied(model), **calibration([row[None] for row in rows], transformer)
+        )
     return quantized.eval()
 
 

@@ -75,9 +75,12 @@ class Decoder(nn.Module):
     def _cache(self, past: dict[str, Tensor]) -> Any:
         from transformers import DynamicCache
 
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for index in range(self.layers):
-            cache.update(past[f"past_{index}_key"], past[f"past_{index}_value"], index)
+            key, value = past[f"past_{index}_key"], past[f"past_{index}_value"]
+            cache.update(key, value, index)
+            # An update appends to a tensor without axes, which not every tracer can follow.
+            cache.layers[index].keys, cache.layers[index].values = key, value
         return cache
 
     def _names(self) -> list[str]:

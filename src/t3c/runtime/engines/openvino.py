@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import openvino as ov
 
+from t3c.artifact.manifest import STATE
 from t3c.errors import EngineError
 from t3c.runtime.cache import Blob, CompileCache, Entry, graph_digest
 from t3c.runtime.decode import Declared, completed, declared_inputs
@@ -52,7 +53,10 @@ class OpenVINO:
             raise EngineError(f"OpenVINO cannot read the graph: {_reason(error)}") from error
 
     def compile_read(self, model: ov.Model) -> OpenVINOSession:
-        return OpenVINOSession(self, model)
+        """A session of a model that was read; of one with states, lengths stay free."""
+        ports = _declared_ports(model)
+        remembers = any(name.startswith(STATE) for name in ports)
+        return OpenVINOSession(self, model, ports if remembers else None)
 
     def build(self, model: ov.Model, shapes: Shapes) -> ov.CompiledModel:
         """A graph compiled for inputs of these shapes."""
@@ -173,6 +177,15 @@ class OpenVINOSession:
         engine = self.engine
         config = tuple(engine.config.items())
         return Entry(engine.name, ov.__version__, engine.threads, config, digest, shapes)
+
+
+def _declared_ports(model: ov.Model) -> dict[str, Declared]:
+    """The inputs a model declares, in order; a size that is free is None."""
+    found: dict[str, Declared] = {}
+    for port in model.inputs:
+        sizes = [size.get_length() if size.is_static else None for size in port.partial_shape]
+        found[port.any_name] = sizes, port.element_type.to_dtype()
+    return found
 
 
 def _make_room(kept: dict[Shapes, Any]) -> None:
