@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm minilm docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m minilm docs
 
 setup: $(STAMP)
 
@@ -54,7 +54,7 @@ bench-fuzz: setup
 base: setup
 	$(BIN)/python benchmarks/base.py --test
 
-results-resnet50 results-cifar10-cnn results-cifar10-vit: setup
+results-resnet50 results-cifar10-cnn results-cifar10-vit results-stories15m: setup
 	$(BIN)/python benchmarks/results.py $(@:results-%=%)
 
 # MiniLM's one dependency is a training framework that reading its files does not need.

@@ -28,7 +28,7 @@ PAPER = (
     "kdptq",
 )  # fmt: skip
 TEXT = ("ptq8", "ptq8w", "ptq4", "lrft", "loracomp", "sparsegpt", "kdptq")
-ASKED = {"minilm": TEXT}  # of the others all of the paper's
+ASKED = {"minilm": TEXT, "stories15m": TEXT}  # of the others all of the paper's
 Tables = dict[str, list[dict[str, Any]]]
 
 
@@ -60,13 +60,24 @@ def figures(spec: ResultsSpec, tables: Tables) -> list[Figure]:
     med, name, limits = rows.get("t3c-med", {}), spec.recipe.subject, spec.limits
     asked = ASKED.get(name, PAPER)
     # Of text models the vocabulary's table is left out on both sides.
-    size = "blocks_to_ptq8" if med.get("blocks_to_ptq8") else "size_to_ptq8"
+    beside = "ptq8" if limits.over is None else "ptq8w"
+    size = "blocks" if med.get("blocks_mb") else "size"
+    if limits.over is None:
+        mine = [
+            Figure(f"{name}.full_accuracy", rows["full"]["accuracy"], limits.full, at_least=True),
+            Figure(f"{name}.med_below_full", med.get("drop"), limits.drop or 0.0),
+            Figure(f"{name}.med_p50_to_ptq8", med.get("to_ptq8"), limits.p50 or 0.0),
+        ]
+    else:
+        speed = med.get("speed_to_ptq8w")
+        mine = [
+            Figure(f"{name}.med_perplexity_over_full", med.get("over"), limits.over),
+            Figure(f"{name}.med_speed_to_ptq8w", speed, limits.speed or 0.0, at_least=True),
+        ]
     budgets = len({row["profile"] for row in tables["sweep"]})
     return [
-        Figure(f"{name}.full_accuracy", rows["full"]["accuracy"], limits.full, at_least=True),
-        Figure(f"{name}.med_below_full", med.get("drop"), limits.drop),
-        Figure(f"{name}.med_p50_to_ptq8", med.get("to_ptq8"), limits.p50),
-        Figure(f"{name}.med_{size}", med.get(size), limits.size),
+        *mine,
+        Figure(f"{name}.med_{size}_to_{beside}", med.get(f"{size}_to_{beside}"), limits.size),
         Figure(f"{name}.med_training_minutes", med.get("minutes"), 1.1 * spec.minutes),
         Figure(f"{name}.profiles", sum(n.startswith("t3c-") for n in rows), 5, at_least=True),
         Figure(f"{name}.methods_missing", len(set(asked) - set(rows)), 0),

@@ -57,6 +57,11 @@ class Traced:
     dense: Mapping[str, Floats]
     folded: Mapping[str, Floats]
 
+    @property
+    def stateful(self) -> bool:
+        """Whether the model carries states, and so runs token by token."""
+        return any(value.name.startswith(STATE) for value in self.model.graph.input)
+
 
 def trace(
     plain: nn.Module,

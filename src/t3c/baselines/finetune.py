@@ -189,11 +189,23 @@ def copied(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).eval().requires_grad_(True)
 
 
+def looked_up(model: nn.Module) -> frozenset[int]:
+    """Weights, by identity, that a table of vectors holds: a layer that is tied to one is its head.
+
+    Methods leave these in 8 bits, as is usual: what is rounded there is every word's own vector.
+    """
+    return frozenset(id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding))
+
+
 def weighted(model: nn.Module) -> dict[str, tuple[Layer, ...]]:
-    """The linear layers and convolutions by name; those that share one weight are together."""
+    """The linear layers and convolutions by name; those that share one weight are together.
+
+    Those that share one with a table are not among them.
+    """
     found: dict[int, tuple[str, list[Layer]]] = {}
+    tables = looked_up(model)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+        if isinstance(module, Layer) and id(module.weight) not in tables:
             found.setdefault(id(module.weight), (name, []))[1].append(module)
     return {name: tuple(layers) for name, layers in found.values()}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from t3c.baselines.baseline import Task
-from t3c.baselines.finetune import copied
+from t3c.baselines.finetune import copied, looked_up
 from t3c.errors import DataError
 from t3c.runtime.engines.protocol import Array
 
@@ -29,9 +29,12 @@ def torch_model(task: Task, name: str) -> nn.Module:
 
 
 def weight_layers(model: nn.Module) -> dict[str, Layer]:
-    """Linear layers and convolutions by name, as the model lists them; of tied ones the first."""
+    """Linear layers and convolutions by name, as the model lists them; of tied ones the first.
+
+    Those tied to a table of vectors are not among them.
+    """
     found: dict[str, Layer] = {}
-    seen: set[int] = set()
+    seen = set(looked_up(model))
     for name, module in model.named_modules():
         if isinstance(module, Layer) and isinstance(module.weight, nn.Parameter):
             if id(module.weight) not in seen:

@@ -17,6 +17,7 @@ from t3c.baselines.finetune import (
     to_openvino,
     weighted,
 )
+from t3c.baselines.layers import embeddings
 from t3c.baselines.mpqat import clipped_scale
 from t3c.baselines.pack import Format, on_grid, packed_bytes
 from t3c.errors import SpecError
@@ -73,7 +74,8 @@ def adapt_(model: nn.Module, rank: int) -> tuple[dict[str, tuple[Layer, ...]], d
 
     Where an adapter would take more than doubling the bits does, these are doubled.
     """
-    adapted, formats = {}, {}
+    adapted = {}
+    formats = {f"{name}.weight": Format(WIDE) for name in embeddings(model)}
     for name, layers in weighted(model).items():
         weight = layers[0].weight
         weight.requires_grad_(False)

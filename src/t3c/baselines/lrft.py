@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from t3c.baselines.baseline import Baseline, Task, bytes_on_disk, precision, quantized
-from t3c.baselines.finetune import copied, finetune_, to_openvino
+from t3c.baselines.finetune import copied, finetune_, looked_up, to_openvino
 from t3c.errors import SpecError
 from t3c.factor.svd import svd_stages
 from t3c.factor.tucker import tucker2_stages
@@ -36,10 +36,13 @@ def factorize_(model: nn.Module, share: float) -> dict[str, tuple[int, ...]]:
     """Put factors in the place of layers, whose ranks are returned by name."""
     if not 0 < share < 1:
         raise SpecError(f"rank must be in (0, 1) of the break-even, got {share:g}")
+    tables = looked_up(model)
     ranks = {
         name: found
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d) and (found := ranks_of(module, share))
+        if isinstance(module, nn.Linear | nn.Conv2d)
+        and id(module.weight) not in tables
+        and (found := ranks_of(module, share))
     }
     factors = {id(model.get_submodule(name)): _factored(model, name, ranks[name]) for name in ranks}
     for parent in list(model.modules()):

@@ -225,7 +225,11 @@ def _parts(
     program: Program, inputs: Sequence[Tensor], config: GainConfig, at_once: int | None
 ) -> list[list[Tensor]]:
     """The samples in parts whose adjoints fit into memory."""
-    outputs = sum(s.out_channels * s.out_positions * s.runs for s in program.specs.values())
+    # Sizes of a model with states are those of one token, whatever its texts are long.
+    tokens = 1 if inputs[0].is_floating_point() else inputs[0][0].numel()
+    outputs = sum(
+        s.out_channels * max(s.out_positions, tokens) * s.runs for s in program.specs.values()
+    )
     each = 3 * max(config.probes, config.exact) * outputs * 4  # bytes, with those at work
     size = at_once or max(1, min(len(inputs[0]), MEMORY // each))
     return [

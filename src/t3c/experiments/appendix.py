@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from t3c.experiments.diagnostics import audit_rows, device_rows, energy_rows, violation_rows
 from t3c.experiments.extended import (
     allocation_blocks,
@@ -10,7 +12,7 @@ from t3c.experiments.extended import (
     drift_rows,
     proxy_rows,
 )
-from t3c.experiments.variants import Compared, Row
+from t3c.experiments.variants import Comparison, Row
 from t3c.runtime.calibrate import CalibrationConfig, calibrate
 from t3c.runtime.engines import open_engine
 from t3c.runtime.engines.protocol import Array
@@ -19,22 +21,24 @@ from t3c.runtime.runtime import Runtime
 ELSEWHERE = ("openvino", 1)  # the engine and threads that a proxy is taken to
 
 
-def artifact_tables(runtime: Runtime, compared: Compared, samples: Array) -> dict[str, list[Row]]:
+def artifact_tables(
+    runtime: Runtime, compared: Comparison, samples: Sequence[Array]
+) -> dict[str, list[Row]]:
     """Certificates, allocation, budgets, monotonicity, devices and energy of a compared artifact.
 
-    `samples` (n, ...) are asked with budgets.
+    `samples` (n, ...), of each input, are asked with budgets.
     """
     names = [profile.name for profile in runtime.chain]
     drifts = {name: compared.drifts(f"t3c-{name}") for name in names}
     right = {name: compared.right(f"t3c-{name}") for name in names}
     live = {name: compared.times[f"t3c-{name}"] for name in names}
-    energy, why = energy_rows(runtime, samples[:1])
+    energy, why = energy_rows(runtime, tuple(values[:1] for values in samples))
     return {
         "certificates": certificate_rows(runtime, drifts),
         "drifts": drift_rows(runtime, drifts),
         "allocation": allocation_rows(runtime.artifact, runtime.forms),
         "allocation_blocks": allocation_blocks(runtime.artifact, runtime.forms),
-        "violations": violation_rows(runtime, samples),
+        "violations": violation_rows(runtime, tuple(samples)),
         "audit": audit_rows(runtime, right, live=live),
         "devices": device_rows(runtime.artifact),
         "proxies": _proxies(runtime),

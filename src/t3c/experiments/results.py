@@ -25,21 +25,22 @@ from t3c.baselines.finetune import Training
 from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.errors import SpecError
-from t3c.evidence.original import write_original
 from t3c.experiments.ablations import ablation_rows
 from t3c.experiments.appendix import artifact_tables
+from t3c.experiments.decoding import compare_text
 from t3c.experiments.extended import seed_rows
 from t3c.experiments.fingerprints import fingerprint, hashed, hashed_files, versions
 from t3c.experiments.recipe import Recipe
 from t3c.experiments.settings import read_settings
 from t3c.experiments.stages import Stage, Stages
 from t3c.experiments.sweep import sweep_rows
-from t3c.experiments.training import Trained, train_recipe
-from t3c.experiments.variants import Compared, Row, Variant, Watch, compare
-from t3c.exporter import ExportConfig, Timed, export, time_points
+from t3c.experiments.training import Trained, export_subject, train_recipe
+from t3c.experiments.variants import Comparison, Row, Variant, Watch, compare
+from t3c.exporter import ExportConfig, Timed, time_points
 from t3c.exporter.allocate import measured_shares
 from t3c.runtime.engines.openvino import OpenVINO
-from t3c.runtime.measured import describe
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.measured import describe, example_inputs
 from t3c.runtime.runtime import Runtime
 from t3c.zoo.subjects import SUBJECTS, Subject
 
@@ -50,14 +51,17 @@ ORIGINAL, ARTIFACT, MODEL = "original.onnx", "model.t3c", "model.xml"
 class Limits:
     """What is asked of `t3c-med`: its accuracy below full, its time and size against `ptq8`.
 
-    `full` is the least accuracy of the original; sizes of text models are without the vocabulary's
-    table.
+    `full` is the least accuracy of the original. Of a language model: its perplexity `over` the
+    original's, as a share, its size and how many tokens it makes a second against `ptq8w`. Sizes
+    of text models are without the vocabulary's table.
     """
 
-    drop: float
-    p50: float
     size: float
+    drop: float | None = None
+    p50: float | None = None
     full: float = 0.0
+    over: float | None = None
+    speed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class ResultsSpec:
     Every trained method gets the recipe's data, batches and augmentations for `minutes`, and
     `labels` times the task's loss beside the distance to the original; `options` are those of
     single methods. `calibrated` samples are what baselines are calibrated on, `rounds` how often
-    each variant is timed, `ablated` how many test samples ablations are made on.
+    each variant is timed, `ablated` how many test samples ablations are made on: none with 0, and
+    none of language models.
     """
 
     recipe: Recipe
@@ -94,9 +99,9 @@ class ResultsSpec:
             raise SpecError("the recipe has no export: add `export: {}` to it")
         if not self.seeds:
             raise SpecError("there is no seed")
-        for name in ("calibrated", "rounds", "ablated"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (("calibrated", 1), ("rounds", 1), ("ablated", 0)):
+            if getattr(self, name) < least:
+                raise SpecError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     @property
     def export(self) -> ExportConfig:
@@ -147,12 +152,10 @@ class Results:
         run, subject = self.trained(seed), self.subject
 
         def make(folder: Path) -> Row:
-            model = self._model(seed, run)
-            write_original(model, folder / ORIGINAL)
-            export(
-                model, folder / ARTIFACT, [subject.calibration], self.spec.export,
-                name=subject.name, image=subject.image, classes=subject.classes,
-                timed=self.times.get(seed), say=self.stages.say, watch=self.watch,
+            export_subject(
+                subject, self._model(seed, run), self.spec.export, folder / ORIGINAL,
+                folder / ARTIFACT, timed=self.times.get(seed), say=self.stages.say,
+                watch=self.watch,
             )  # fmt: skip
             return {name: run.result[name] for name in ("minutes", "steps")}
 
@@ -226,7 +229,8 @@ class Results:
         made = [self.artifact(seed) for seed in self.spec.seeds]
         task = self.task(made[0])
         others = {name: self.baseline(name, task) for name in self.spec.methods}
-        ablations = self.ablations(self.spec.seeds[0], made[0])
+        ablated = self.spec.ablated and self.subject.text is None
+        ablations = [self.ablations(self.spec.seeds[0], made[0])] if ablated else []
 
         def make(folder: Path) -> Row:
             variants = self._baselines(task, others)
@@ -240,19 +244,21 @@ class Results:
             return {
                 "results": compared[0].rows(), "seeds": seed_rows(seeds),
                 "sweep": sweep_rows(runtimes[0], compared[0]),
-                **artifact_tables(runtimes[0], compared[0], self.subject.test[0][:8].numpy()),
+                **artifact_tables(runtimes[0], compared[0], self._asked(runtimes[0])),
             }  # fmt: skip
 
+        text = self.subject.text
         made_from = {
             "made": [stage.key for stage in (*made, *others.values())], "rounds": self.spec.rounds,
-            "test": hashed(*self.subject.test), "device": repr(describe(self.engine)),
+            "test": hashed(*self.subject.test, *([text.ids] if text else [])),
+            "device": repr(describe(self.engine)),
         }  # fmt: skip
         found = self.stages.run("measured", made_from, make).result
         tables = {name: rows for name, rows in found.items() if isinstance(rows, list)}
-        spent = [s.result["seconds"] for s in (*made, *others.values(), ablations)]
+        spent = [s.result["seconds"] for s in (*made, *others.values(), *ablations)]
         spent += [self.trained(seed).result["seconds"] for seed in self.spec.seeds]
         return tables | {
-            "ablations": ablations.result["rows"],
+            "ablations": [row for stage in ablations for row in stage.result["rows"]],
             "spent": [{"minutes": (math.fsum(spent) + found["seconds"]) / 60}],
         }
 
@@ -264,7 +270,7 @@ class Results:
 
         def shares(model: nn.Module) -> Shares:
             self.stages.say("timing layer points")
-            found = time_points(model, self.spec.export, watch=self.watch)
+            found = time_points(model, self.spec.export, axes=self.subject.axes, watch=self.watch)
             self.times[recipe.train.seed] = found
             return measured_shares(state_of(model).plan.layers, found.layers)
 
@@ -302,9 +308,20 @@ class Results:
         rows = self.subject.vocabulary
         return 0 if rows is None else bytes_of_rows(model, rows)
 
-    def _compared(self, variants: Mapping[str, Variant]) -> Compared:
+    def _asked(self, runtime: Runtime) -> list[Array]:
+        """Inputs (n, ...) that are asked with budgets: test samples, or a token of a text."""
+        if self.subject.text is not None:
+            return example_inputs(runtime.artifact)
+        return [self.subject.test[0][:8].numpy()]
+
+    def _compared(self, variants: Mapping[str, Variant]) -> Comparison:
         """Variants on the test part, timed in turns."""
         self.stages.say(f"measuring {len(variants)} variants")
+        if (text := self.subject.text) is not None:
+            return compare_text(
+                variants, text.ids.numpy(), length=text.length, bos=text.bos,
+                rounds=self.spec.rounds, watch=self.watch,
+            )  # fmt: skip
         images, labels = (part.numpy() for part in self.subject.test)
         return compare(variants, (images, labels), self.spec.rounds, self.watch)
 

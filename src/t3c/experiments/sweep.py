@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from t3c.experiments.variants import MB, Compared, Row
+from t3c.experiments.variants import MB, Comparison, Row
 from t3c.runtime.runtime import Runtime
 from t3c.spec import Budget
 
 BUDGETS = 16  # of each kind
 
 
-def sweep_rows(runtime: Runtime, compared: Compared, count: int = BUDGETS) -> list[Row]:
+def sweep_rows(runtime: Runtime, compared: Comparison, count: int = BUDGETS) -> list[Row]:
     """One row for each budget: latencies first, then sizes, from tight to loose.
 
     Beside the profile that is served stands what was measured of it on the test part.

@@ -26,13 +26,13 @@ from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
 from t3c.experiments.recipe import Recipe, Sweep
-from t3c.exporter import export
+from t3c.exporter import ExportConfig, Timed, export
 from t3c.exporter.content import topology
 from t3c.files import write_atomic, writing
 from t3c.nn.inputs import call, evaluating
 from t3c.nn.view import at
 from t3c.runtime.engines.protocol import Array
-from t3c.spec import LayerPoint, Profile, ProfileChain
+from t3c.spec import LayerPoint, Profile, ProfileChain, TextSpec
 from t3c.train import History, Keep, TrainConfig, fit, reconstruct
 from t3c.train.checkpoint import latest
 from t3c.train.losses import Loss, loss_of
@@ -99,10 +99,12 @@ def train_recipe(
     begun = _begun(recipe, out, resume, say)
     say(f"loading {recipe.subject}")
     subject = SUBJECTS[recipe.subject]()
-    say(f"making it elastic, with factors that suit {len(subject.statistics) * 64} samples")
+    say(f"making it elastic, with factors that suit {subject.observed} samples")
     elasticize_(subject.model, subject.example, recipe.elastic, calibration=subject.statistics)
     if recipe.export is not None:
-        topology(subject.model)  # what cannot be exported is known before it is trained
+        topology(
+            subject.model, subject.axes
+        )  # what cannot be exported is known before it is trained
     model, untrained = subject.model, copy.deepcopy(subject.model)
     config = recipe.train
     taken = None if shares is None or begun else shares(model)  # a run begun has its profiles
@@ -124,12 +126,32 @@ def train_recipe(
     write_atomic(out / RESULT, json.dumps(payload, indent=1).encode())
     if recipe.export is not None:
         say("exporting")
-        write_original(model, out / "original.onnx")
-        export(
-            model, out / f"{subject.name}.t3c", [subject.calibration], recipe.export,
-            image=subject.image, classes=subject.classes, say=say, watch=watch,
+        export_subject(
+            subject, model, recipe.export, out / "original.onnx", out / f"{subject.name}.t3c",
+            say=say, watch=watch,
         )  # fmt: skip
     return Trained(subject, model, history, seconds, rows, len(subject.test[0]))
+
+
+def export_subject(
+    subject: Subject,
+    model: nn.Module,
+    config: ExportConfig,
+    original: Path,
+    path: Path,
+    *,
+    timed: Timed | None = None,
+    say: Say,
+    watch: Watch,
+) -> None:
+    """Write a subject's trained model as an artifact, and its original beside it."""
+    write_original(model, original, axes=subject.axes)
+    export(
+        model, path, [subject.calibration], config, name=subject.name, image=subject.image,
+        classes=subject.classes, axes=subject.axes, timed=timed, say=say, watch=watch,
+        tokenizer=subject.text.tokenizer if subject.text else None,
+        text=TextSpec(subject.text.bos) if subject.text else None,
+    )  # fmt: skip
 
 
 @contextmanager

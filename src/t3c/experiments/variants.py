@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,9 +44,31 @@ class Variant:
         return self.size_bytes - self.table_bytes
 
 
+class Comparison(Protocol):
+    """All variants on the same test samples, with times taken in turns."""
+
+    @property
+    def variants(self) -> Mapping[str, Variant]: ...
+
+    @property
+    def times(self) -> Mapping[str, Latency]: ...
+
+    def right(self, name: str) -> Array:
+        """Which answers (n,) of a variant are right."""
+        ...
+
+    def drifts(self, name: str) -> Array:
+        """The drift (n,) of each sample from the original's answer, relative to it."""
+        ...
+
+    def rows(self) -> list[Row]:
+        """One row for each variant: what its answers are worth, and what they take."""
+        ...
+
+
 @dataclass(frozen=True)
 class Compared:
-    """All variants on the same test samples: outputs, what is right, times taken in turns."""
+    """All variants on the same labelled samples: outputs, what is right, times taken in turns."""
 
     variants: Mapping[str, Variant]
     outputs: Mapping[str, Array]
@@ -63,29 +85,36 @@ class Compared:
 
     def rows(self) -> list[Row]:
         """One row for each variant: accuracy beside full, time and size beside ptq8."""
-        full, time8, ptq8 = self.right("full"), self.times["ptq8"], self.variants["ptq8"]
-        rows = []
+        full, rows = self.right("full"), []
         for name, variant in self.variants.items():
-            mine, taken = self.right(name), self.times[name]
+            mine = self.right(name)
             gap = paired_difference(full, mine)
             rows.append(
                 {
                     "name": name, "method": variant.method, "accuracy": float(mine.mean()),
                     "samples": len(full), "drop": gap["difference"], "drop_low": gap["low"],
-                    "drop_high": gap["high"], "p50": taken.p50, "p90": taken.p90,
-                    "to_ptq8": taken.p50 / time8.p50, "to_ptq8_p90": taken.p90 / time8.p90,
-                    "size_mb": variant.size_bytes / MB,
-                    "size_to_ptq8": variant.size_bytes / ptq8.size_bytes,
-                    "blocks_mb": variant.block_bytes / MB if variant.table_bytes else None,
-                    "blocks_to_ptq8": variant.block_bytes / ptq8.block_bytes
-                    if variant.table_bytes
-                    else None,
-                    "epsilon": variant.epsilon,
-                    "drift": float(self.drifts(name).mean()), "minutes": variant.minutes,
-                    "steps": variant.steps,
+                    "drop_high": gap["high"], "drift": float(self.drifts(name).mean()),
+                    **costs(self, name, "ptq8"),
                 }
             )  # fmt: skip
         return rows
+
+
+def costs(compared: Comparison, name: str, beside: str) -> Row:
+    """What a variant takes, beside another."""
+    variant, other = (compared.variants[one] for one in (name, beside))
+    taken, theirs = (compared.times[one] for one in (name, beside))
+    found: Row = {
+        "p50": taken.p50, "p90": taken.p90, f"to_{beside}": taken.p50 / theirs.p50,
+        f"to_{beside}_p90": taken.p90 / theirs.p90, "size_mb": variant.size_bytes / MB,
+        f"size_to_{beside}": variant.size_bytes / other.size_bytes, "blocks_mb": None,
+        f"blocks_to_{beside}": None, "epsilon": variant.epsilon, "minutes": variant.minutes,
+        "steps": variant.steps,
+    }  # fmt: skip
+    if variant.table_bytes:
+        found["blocks_mb"] = variant.block_bytes / MB
+        found[f"blocks_to_{beside}"] = variant.block_bytes / other.block_bytes
+    return found
 
 
 def compare(

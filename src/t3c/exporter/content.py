@@ -251,7 +251,8 @@ def _entry(layer: ElasticWeight, allocated: Allocated, traced: Traced) -> LayerE
     name = layer.spec.name
     points = [profile.points[name] for profile in allocated.profiles]
     menu = allocated.menus[name].points
-    return layer_entry(layer.spec, menu, points, folded_norm=name in traced.folded)
+    spec = layer.spec.per_token if traced.stateful else layer.spec
+    return layer_entry(spec, menu, points, folded_norm=name in traced.folded)
 
 
 @torch.no_grad()

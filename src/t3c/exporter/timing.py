@@ -51,9 +51,12 @@ def time_points(
 def time_traced(
     model: nn.Module, traced: Traced, engine: Engine, config: ExportConfig, watch: Watch
 ) -> Timed:
-    """Layer times on the activations asked for, or on those that full ranks take less time on."""
+    """Layer times on the activations asked for, or on those that full ranks take less time on.
+
+    Those of a model with states are of one token: decoding is what it is exported for.
+    """
     plans = state_of(model).plan.layers
-    ranks = [(plan.spec, plan.ranks) for plan in plans]
+    ranks = [(p.spec.per_token if traced.stateful else p.spec, p.ranks) for p in plans]
     to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
     asked = config.activations
     kinds: list[Literal["int8", "float"]] = ["int8", "float"] if asked == "auto" else [asked]

@@ -17,6 +17,7 @@ MISSING = "not measured"
 UNMEASURED = "Not measured yet.\n"
 FULL, PREFIX = "full", "t3c-"
 MATCHED = 0.005  # the loss of accuracy that the paper compares methods within
+NEAR = 0.02  # and what a perplexity may be over the original's
 
 
 def number(row: Row, key: str) -> float | None:
@@ -50,47 +51,75 @@ def results_text(model: str, payload: Mapping[str, Any], pictures: Collection[st
     return "\n".join([*parts, _where(payload.get("machine", {}))]) if parts else UNMEASURED
 
 
+def speaks(rows: Sequence[Row]) -> bool:
+    """Whether the rows are of language models, which have a perplexity."""
+    return any(number(row, "perplexity") is not None for row in rows)
+
+
 def headline(rows: Sequence[Row]) -> str:
-    """Who is matched in accuracy, who of these is fastest and smallest, and who is on the front."""
+    """Who is matched in quality, who of these is fastest and smallest, and who is on the front."""
     made = [row for row in rows if row["name"] != FULL]
-    near, points = _matched(made), f"{100 * MATCHED:g} points"
+    near, beside = _matched(made), "ptq8w" if speaks(rows) else "ptq8"
     names = ", ".join(row["name"] for row in near) or "none"
-    first = f"- At most {points} below the original are {len(near)} of {len(made)}: {names}."
+    within = f"{100 * MATCHED:g} points below the original"
+    if speaks(rows):
+        within = f"{100 * NEAR:g}% over the original's perplexity"
+    first = f"- At most {within} are {len(near)} of {len(made)}: {names}."
     for key, word, unit, to in (
-        ("p50", "Fastest", "ms", "to_ptq8"),
-        ("size_mb", "Smallest", "MB", "size_to_ptq8"),
+        ("p50", "Fastest", "ms", f"to_{beside}"),
+        ("size_mb", "Smallest", "MB", f"size_to_{beside}"),
     ):
         known = [row for row in near if number(row, key) is not None]
         if known:
             least = min(known, key=lambda row: row[key])
             ratio = number(least, to)
-            beside = "" if ratio is None else f", {ratio:.2f} of ptq8"
-            first += f" {word} of them: {least['name']} ({_three(key)(least)} {unit}{beside})."
+            share = "" if ratio is None else f", {ratio:.2f} of {beside}"
+            first += f" {word} of them: {least['name']} ({_three(key)(least)} {unit}{share})."
     front = ", ".join(row["name"] for row in pareto_front(made))
-    second = f"- None is both faster and more accurate than any of: {front}." if front else ""
+    better = "less perplexed" if speaks(rows) else "more accurate"
+    second = f"- None is both faster and {better} than any of: {front}." if front else ""
     return "\n".join(line for line in (first, second) if line) + "\n"
 
 
 def pareto_front(rows: Sequence[Row], cost: str = "p50") -> list[Row]:
-    """Rows that no other beats in cost or accuracy while being as good in the other."""
-    known = [r for r in rows if None not in (number(r, "accuracy"), number(r, cost))]
+    """Rows that no other beats in cost or quality while being as good in the other."""
+    key, sign = ("perplexity", -1) if speaks(rows) else ("accuracy", 1)
+    known = [r for r in rows if None not in (number(r, key), number(r, cost))]
     return [
         row
         for row in known
         if not any(
-            other["accuracy"] >= row["accuracy"]
+            sign * other[key] >= sign * row[key]
             and other[cost] <= row[cost]
-            and (other["accuracy"], other[cost]) != (row["accuracy"], row[cost])
+            and (other[key], other[cost]) != (row[key], row[cost])
             for other in known
         )
     ]
 
 
 def results_table(rows: Sequence[Row]) -> str:
-    """The table of the paper: accuracy, its loss, p50 [p90], size and epsilon of every method."""
+    """The table of the paper: accuracy, its loss, p50 [p90], size and epsilon of every method.
+
+    Of language models it is perplexity, and times are of a token.
+    """
     made = [row for row in rows if row["name"] != FULL]
     near = _matched(made)
     fast, small = _least(near, "p50", _three("p50")), _least(near, "size_mb", _three("size_mb"))
+    if speaks(rows):
+        return _table(rows, {
+            "method": _text("name"),
+            "perplexity": _three("perplexity"),
+            "over full, % [95%]": _ranged(*_with_ends("over", 2)),
+            "p50 [p90] of a token, ms": _ranged(_bold(_three("p50"), fast), _three("p90")),
+            "tokens/s": _count("tokens_per_second"),
+            "tokens/s to ptq8w": _two("speed_to_ptq8w"),
+            "first token [p90], ms": _ranged(_three("first_ms"), _three("first_p90")),
+            "size, MB": _bold(_three("size_mb"), small),
+            "blocks, MB": _three("blocks_mb"),
+            "blocks to ptq8w": _two("blocks_to_ptq8w"),
+            "epsilon": _epsilon,
+            "mean drift": _three("drift"),
+        })  # fmt: skip
     return _table(rows, {
         "method": _text("name"),
         "accuracy, %": _bold(_percent("accuracy"), _most_accurate(made)),
@@ -107,12 +136,18 @@ def results_table(rows: Sequence[Row]) -> str:
 
 
 def _results(rows: Sequence[Row]) -> str:
-    counts = sorted({int(row["samples"]) for row in rows if number(row, "samples") is not None})
-    tested = f"Tested on {' or '.join(f'{n:,}' for n in counts)} samples. " if counts else ""
+    key, what = ("tokens", "tokens") if speaks(rows) else ("samples", "samples")
+    counts = sorted({int(row[key]) for row in rows if number(row, key) is not None})
+    tested = f"Tested on {' or '.join(f'{n:,}' for n in counts)} {what}. " if counts else ""
     note = (
         f"{tested}Bold: the best accuracy and those with intervals that overlap its own; the least "
         f"p50 and size among those at most {100 * MATCHED:g} points below full."
     )
+    if speaks(rows):
+        note = (
+            f"{tested}Blocks: all but the vocabulary's table, which is the head too. Bold: the "
+            f"least p50 and size among those at most {100 * NEAR:g}% over full."
+        )
     return "\n".join([headline(rows), results_table(rows), note, "", _table(rows, MADE)])
 
 
@@ -139,8 +174,9 @@ def _proxies(rows: Sequence[Row]) -> str:
 
 
 def _matched(rows: Sequence[Row]) -> list[Row]:
-    drops = ((row, number(row, "drop")) for row in rows)
-    return [row for row, drop in drops if drop is not None and drop <= MATCHED + 1e-12]
+    key, most = ("over", NEAR) if speaks(rows) else ("drop", MATCHED)
+    lost = ((row, number(row, key)) for row in rows)
+    return [row for row, loss in lost if loss is not None and loss <= most + 1e-12]
 
 
 def _most_accurate(rows: Sequence[Row]) -> set[str]:
@@ -316,7 +352,8 @@ ENERGY: Columns = {
     "method": _text("name", "profile"), "p50, ms": _three("p50"), "energy, mJ": _three("energy_mj"),
 }  # fmt: skip
 SWEEP: Columns = {
-    "budget": _text("budget"), "profile": _text("profile"), "accuracy, %": _percent("accuracy"),
+    "budget": _text("budget"), "profile": _text("profile"), "perplexity": _three("perplexity"),
+    "over full, % [95%]": _ranged(*_with_ends("over", 2)), "accuracy, %": _percent("accuracy"),
     "below full, points [95%]": _ranged(*_with_ends("drop", 2)), "p50, ms": _three("p50"),
     "size, MB": _three("size_mb"), "epsilon": _three("epsilon"),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from t3c.report.chart import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Box, Point, 
 from t3c.report.chart import chart as framed
 from t3c.report.labels import FLOOR, Tag, placed, stroke, written
 from t3c.report.panels import HEAD, STYLE
-from t3c.report.results import FULL, MISSING, PREFIX, Row, number
+from t3c.report.results import FULL, MISSING, PREFIX, Row, number, speaks
 
 OWN = """
 .whisker { stroke-width: 1.5; } .leader { stroke: #666; stroke-width: 1; }
@@ -21,7 +21,6 @@ OWN = """
 .equal { stroke: #444; stroke-dasharray: 6 4; } .original { fill: #222; stroke: #222; }
 """
 END = WIDTH - RIGHT
-FALL = 15.0  # points below the best that a picture shows; what is worse is named at its edge
 FAR = 1.5  # times the dearest of the others: there the original is at the edge too
 KINDS = (
     ("T3C, profiles of one artifact", "aware", "circle"),
@@ -32,13 +31,38 @@ RAMP = ((255, 255, 255), (86, 160, 212))  # dark text is readable on all of it
 
 
 @dataclass(frozen=True)
+class Quality:
+    """What a method is worth: `key` of its row `times` so much, more being `better` or less.
+
+    `lost` names how much of it is lost to the original, as a share of that if `relative`. A picture
+    shows `fall` from the best; what is worse is named at its edge.
+    """
+
+    key: str
+    title: str
+    lost: str
+    fall: float
+    times: float = 1.0
+    better: int = 1
+    relative: bool = False
+
+    def span(self, full: float, lost: float) -> float:
+        """What an original of that quality leaves when so much is lost."""
+        return full * (1 + lost) if self.relative else full - self.times * lost
+
+
+ACCURACY = Quality("accuracy", "accuracy, %", "drop", 15.0, times=100.0)
+PERPLEXITY = Quality("perplexity", "perplexity", "over", 1.0, better=-1, relative=True)
+
+
+@dataclass(frozen=True)
 class Shown:
-    """A method: its kind, cost, accuracy and its interval, both in percent."""
+    """A method: its kind, cost, quality and the interval of that."""
 
     name: str
     kind: int
     cost: float
-    accuracy: float
+    quality: float
     span: tuple[float, ...]
 
 
@@ -56,17 +80,18 @@ def results_pictures(model: str, tables: Mapping[str, Sequence[Row]]) -> dict[st
 
 
 def pareto_picture(model: str, rows: Sequence[Row]) -> str:
-    """Accuracy against p50 and against size; whiskers are the interval of the loss to full."""
+    """Quality against p50 and against size; whiskers are the interval of the loss to full."""
+    quality, one = (PERPLEXITY, "token") if speaks(rows) else (ACCURACY, "sample")
     charts = [
-        (name, _pareto(name, f"{what}, {unit}", unit, rows, key))
+        (name, _pareto(name, f"{what}, {unit}", unit, rows, key, quality))
         for name, what, unit, key in (
-            (f"{model}: accuracy and latency", "p50 of one sample", "ms", "p50"),
-            (f"{model}: accuracy and size", "size on disk", "MB", "size_mb"),
+            (f"{model}: {quality.key} and latency", f"p50 of one {one}", "ms", "p50"),
+            (f"{model}: {quality.key} and size", "size on disk", "MB", "size_mb"),
         )
     ]
     series = [Series(name, style, (), shape=shape) for name, style, shape in KINDS]
     note = "dashed: original; whiskers: 95% of the difference to it; triangles: off the scale"
-    return _sheet(f"{model}: accuracy against latency and size", charts, series, note)
+    return _sheet(f"{model}: {quality.key} against latency and size", charts, series, note)
 
 
 def drift_picture(model: str, drifts: Sequence[Row], certificates: Sequence[Row]) -> str:
@@ -206,35 +231,40 @@ def _colour(share: float) -> str:
     return "#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in zip(*RAMP, strict=True))
 
 
-def _pareto(name: str, words: str, unit: str, rows: Sequence[Row], key: str) -> str:
-    """One frame of accuracy against a cost, or nothing where neither is known."""
-    shown = _shown(rows, key)
+def _pareto(
+    name: str, words: str, unit: str, rows: Sequence[Row], key: str, quality: Quality
+) -> str:
+    """One frame of quality against a cost, or nothing where neither is known."""
+    shown = _shown(rows, key, quality)
     if not shown:
         return ""
-    floor = max(s.accuracy for s in shown) - FALL
+    worth = {s: quality.better * s.quality for s in shown}
+    least = max(worth.values()) - quality.fall
     end = max(s.cost for s in [s for s in shown if s.kind != 2] or shown) * FAR
     costs = [s.cost for s in shown if s.cost <= end]
     room = 0.08 * (max(costs) - min(costs))  # for the labels of the dearest
     x = Axis.around(words, [*costs, max(costs) + room])
-    inside = [s for s in shown if s.accuracy >= floor]
-    y = Axis.around("accuracy, %", [v for s in inside for v in (s.accuracy, *s.span)])
-    line = [Point(s.cost, s.accuracy) for s in inside if s.kind == 0]
+    inside = [s for s in shown if worth[s] >= least]
+    y = Axis.around(quality.title, [v for s in inside for v in (s.quality, *s.span)])
+    line = [Point(s.cost, s.quality) for s in inside if s.kind == 0]
     series = [Series("", "aware", line, True, "none")]
     series += [
-        Series("", "equal", [Point(v, s.accuracy) for v in (x.low, x.high)], True, "none")
+        Series("", "equal", [Point(v, s.quality) for v in (x.low, x.high)], True, "none")
         for s in inside
         if s.kind == 2
     ]
     places = [(x.at(p.x, LEFT, END), y.at(p.y, FLOOR, TOP)) for p in line]
     parts, tags, lines = list[str](), list[Tag](), [(*a, *b) for a, b in pairwise(places)]
+    edge = (FLOOR - 9, "down") if quality.better > 0 else (TOP + 9, "up")
     for s in shown:
         _, style, shape = KINDS[s.kind]
-        h, v, text = x.at(s.cost, LEFT, END), y.at(s.accuracy, FLOOR, TOP), s.name
-        if s.accuracy < floor:
-            v, shape, text = FLOOR - 9, "down", f"{text} {s.accuracy:.1f}%"
+        h, v, text = x.at(s.cost, LEFT, END), y.at(s.quality, FLOOR, TOP), s.name
+        if worth[s] < least:
+            v, shape = edge
+            text = f"{text} {s.quality:.1f}{'%' if quality is ACCURACY else ''}"
         if s.cost > end:
             h, shape, text = END - 9, "right", f"{text} {s.cost:.3g} {unit}"
-        if s.span and s.accuracy >= floor:
+        if s.span and worth[s] >= least:
             low, high = (y.at(value, FLOOR, TOP) for value in s.span)
             lines.append((h, high, h, low))
             parts += _whisker(style, h, low, h, high)
@@ -244,23 +274,24 @@ def _pareto(name: str, words: str, unit: str, rows: Sequence[Row], key: str) -> 
     return _inside(framed(name, x, y, series), [*parts, *placed(tags, marks, lines)])
 
 
-def _shown(rows: Sequence[Row], key: str) -> list[Shown]:
+def _shown(rows: Sequence[Row], key: str, quality: Quality) -> list[Shown]:
     found = []
     for row in rows:
-        cost, accuracy, name = number(row, key), number(row, "accuracy"), row["name"]
-        if cost and cost > 0 and accuracy is not None:
+        cost, value, name = number(row, key), number(row, quality.key), row["name"]
+        if cost and cost > 0 and value is not None:
             kind = 0 if name.startswith(PREFIX) else 2 if name == FULL else 1
-            found.append(Shown(name, kind, cost, 100 * accuracy, _span(row, rows)))
+            span = _span(row, rows, quality)
+            found.append(Shown(name, kind, cost, quality.times * value, span))
     return sorted(found, key=lambda one: one.kind)  # T3C's labels have the first choice
 
 
-def _span(row: Row, rows: Sequence[Row]) -> tuple[float, ...]:
-    """Accuracies, in percent, that the interval of the loss to the original leaves for a row."""
-    full = next((number(r, "accuracy") for r in rows if r["name"] == FULL), None)
-    low, high = number(row, "drop_low"), number(row, "drop_high")
+def _span(row: Row, rows: Sequence[Row], quality: Quality) -> tuple[float, ...]:
+    """What the interval of the loss to the original leaves of its quality for a row."""
+    full = next((number(r, quality.key) for r in rows if r["name"] == FULL), None)
+    low, high = number(row, f"{quality.lost}_low"), number(row, f"{quality.lost}_high")
     if full is None or low is None or high is None or row["name"] == FULL:
         return ()
-    return 100 * (full - high), 100 * (full - low)
+    return tuple(sorted(quality.span(quality.times * full, lost) for lost in (low, high)))
 
 
 def _decades(title: str, logs: Sequence[float]) -> Axis:
@@ -316,6 +347,7 @@ def _mark(style: str, shape: str, h: float, v: float, r: float = 6) -> str:
         "diamond": ((0, -1), (1, 0), (0, 1), (-1, 0)),
         "square": ((-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)),
         "down": ((-1, -0.7), (1, -0.7), (0, 1)),
+        "up": ((-1, 0.7), (1, 0.7), (0, -1)),
         "right": ((-0.7, -1), (-0.7, 1), (1, 0)),
     }[shape]
     corners = " ".join(f"{h + r * a:.1f},{v + r * b:.1f}" for a, b in sides)

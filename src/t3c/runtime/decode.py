@@ -98,9 +98,9 @@ class Generation:
         return np.asarray((logits / self.temperature + noise).argmax(axis=-1))
 
 
-def empty_states(entries: Iterable[StateEntry], batch: int) -> list[Array]:
-    """States that remember nothing yet."""
-    return [_empty((entry.shape, entry.dtype), batch) for entry in entries]
+def empty_states(entries: Iterable[StateEntry], batch: int, length: int = 0) -> list[Array]:
+    """States that remember nothing yet, or so many tokens as zeros."""
+    return [_empty((entry.shape, entry.dtype), batch, length) for entry in entries]
 
 
 def declared_inputs(model: onnx.ModelProto) -> dict[str, Declared]:
@@ -121,7 +121,7 @@ def completed(inputs: Sequence[Array], declared: Mapping[str, Declared]) -> list
     return [*inputs, *(_empty(state, len(inputs[0])) for state in states)]
 
 
-def _empty(declared: Declared, batch: int) -> Array:
+def _empty(declared: Declared, batch: int, length: int = 0) -> Array:
     sizes, dtype = declared
-    rest = [size if isinstance(size, int) else 0 for size in sizes[1:]]
+    rest = [size if isinstance(size, int) else length for size in sizes[1:]]
     return np.zeros([batch, *rest], dtype=dtype)

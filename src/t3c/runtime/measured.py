@@ -182,15 +182,19 @@ def runners(
 def example_inputs(artifact: Artifact, seed: int = 0) -> list[Array]:
     """Inputs of the right shapes at batch 1: noise, and ones where they are whole numbers.
 
-    Free axes are as long as in the example the model was exported with, and states are empty.
+    Free axes are as long as in the example the model was exported with. A model with states reads
+    one token, and remembers as many as the example has.
     """
-    rng = np.random.default_rng(seed)
-    inputs = []
-    for entry in artifact.manifest.model.inputs:
-        shape = entry.example or [size if isinstance(size, int) else 1 for size in entry.shape]
+    rng, model = np.random.default_rng(seed), artifact.manifest.model
+    inputs, remembered = [], 0
+    for entry in model.inputs:
+        shape = list(entry.example or [n if isinstance(n, int) else 1 for n in entry.shape])
+        if model.states:
+            remembered = max(remembered, *shape[1:])
+            shape = [n if isinstance(n, int) else 1 for n in entry.shape]
         noise = rng.normal(size=shape) if entry.dtype.startswith("float") else np.ones(shape)
         inputs.append(noise.astype(entry.dtype))
-    return [*inputs, *empty_states(artifact.manifest.model.states, 1)]
+    return [*inputs, *empty_states(model.states, 1, remembered)]
 
 
 def _point(rank: int) -> LayerPoint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from t3c.errors import SpecError
@@ -110,6 +110,11 @@ class LayerSpec:
     @property
     def out_positions(self) -> int:
         return math.prod(self.out_size)
+
+    @property
+    def per_token(self) -> LayerSpec:
+        """The layer as it runs in decoding: at one position. A convolution stays as it is."""
+        return self if self.convolution else replace(self, in_size=(1, 1), out_size=(1, 1))
 
     @property
     def dense_shape(self) -> Shape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,18 @@ from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import digits as digit
 from t3c.zoo.bases import base_network
+from t3c.zoo.decoder import Decoder
 from t3c.zoo.imagenet import Batches, Preprocessing, Samples, find_samples, imagenet_folder
 from t3c.zoo.local import imagenet_sample, resnet50
-from t3c.zoo.text import PADDING, sst2_ids, stories15m, stories_tokens
+from t3c.zoo.text import (
+    BOS,
+    PADDING,
+    sst2_ids,
+    stories15m,
+    stories_folder,
+    stories_ids,
+    stories_tokens,
+)
 from t3c.zoo.vision import VISION, Classifier, load_vision
 
 Labelled = tuple[Tensor, Tensor]
@@ -27,11 +37,22 @@ EVALUATED = 250  # samples of a batch where nothing is trained
 
 
 @dataclass(frozen=True)
+class Running:
+    """A running text (tokens,) that a language model is tested on, in windows of `length` tokens
+    of which `bos` is the first; `tokenizer` is a folder that has it."""
+
+    ids: Tensor
+    length: int
+    bos: int
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
 class Subject:
     """A trained network and its data: to train on, to validate on, to calibrate with, to test.
 
     `padding` is the id that texts are filled up with; batches to train on go without. `vocabulary`
-    is how many tokens the table of a text model has.
+    is how many tokens the table of a text model has. A language model is tested on `text`.
     """
 
     name: str
@@ -43,8 +64,15 @@ class Subject:
     image: ImageSpec | None = None
     classes: tuple[str, ...] | None = None
     evaluated: int = EVALUATED
+    observed: int = STATISTICS
     padding: int | None = None
     vocabulary: int | None = None
+    text: Running | None = None
+
+    @property
+    def axes(self) -> dict[str, dict[int, str]] | None:
+        """Axes of the input that are free besides the batch: how long a text is."""
+        return None if self.text is None else {"input": {1: "sequence"}}
 
     @property
     def example(self) -> Tensor:
@@ -54,10 +82,10 @@ class Subject:
     def statistics(self) -> list[Inputs]:
         """Samples that factors suit; of texts, those of like length together and the padding off:
         what a network makes of padding is of no use."""
-        first = self.train[0][:STATISTICS]
+        first = self.train[0][: self.observed]
         if self.padding is not None:
             first = first[(first != self.padding).sum(dim=1).argsort(stable=True)]
-        return [trimmed(part, self.padding) for part in torch.split(first, 64)]
+        return [trimmed(part, self.padding) for part in torch.split(first, min(64, self.evaluated))]
 
     def batches(
         self, size: int, seed: int, count: int | None = None
@@ -117,19 +145,21 @@ def cifar10(depth: cifar.Depth) -> Subject:
     )  # fmt: skip
 
 
-def stories(windows: int = 1200, length: int = 64) -> Subject:
-    """A language model of TinyStories; targets are the tokens themselves.
+def stories(windows: int = 2800, length: int = 128, tested: int = 16_000) -> Subject:
+    """A language model of TinyStories, read token by token; targets are the tokens themselves.
 
-    It was trained on stories like those it is validated on here; the test part is the validation
-    text, which it was not.
+    It was trained on stories like those it is validated on here; the test part is the first of the
+    validation text, which it was not.
     """
-    tokens = stories_tokens("train", windows, length)
-    test = stories_tokens("valid", 200, length)
-    held = windows - 200
+    tokens, held = stories_tokens("train", windows, length), windows - 220
+    parts = (slice(held), slice(held, held + 100), slice(held + 100, None))
+    train, validation, calibration = (tokens[part] for part in parts)
+    test = stories_tokens("valid", 40, length)
+    text = Running(stories_ids("valid")[:tested], length, BOS, stories_folder())
     return Subject(
-        "stories15m", stories15m(), (tokens[:held], tokens[:held]),
-        (tokens[held : held + 80], tokens[held : held + 80]), tokens[held + 80 :], (test, test),
-        evaluated=20,  # 32,000 logits for each token
+        "stories15m", Decoder(stories15m()), (train, train), (validation, validation), calibration,
+        (test, test), evaluated=8,  # 32,000 logits for each token
+        observed=160, vocabulary=32_000, text=text,
     )  # fmt: skip
 
 

