@@ -298,10 +298,18 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-@pytest.mark.parametrize(("name", "bits"), [("tiny", 4), ("max", 8)])
+@pytest.mark.parametrize(
+    ("name", "cached", "bits"), [("tiny", False, 4), ("tiny", True, 8), ("max", False, 8)]
+)
 def test_profiles_equal_the_exact_reference(
-    artifact: Artifact, engine: str, name: str, bits: int
+    artifact: Artifact,
+    engine: str,
+    name: str,
+    cached: bool,
+    bits: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("t3c.runtime.assemble.cache_bytes", lambda: (1 << 30) * cached)
     profile, x = artifact.manifest.chain[name], noise(2, 64)
     forms = dict.fromkeys(profile.points, Form.FACTORED)
     reference = TorchSession(assemble(artifact, profile, forms, ranges=None)).run([x])[0]

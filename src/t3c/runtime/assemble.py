@@ -30,6 +30,7 @@ from t3c.runtime.builder import (
 )
 from t3c.runtime.grouping import candidate_groups, plan_groups
 from t3c.runtime.int4 import LARGEST, Activations
+from t3c.runtime.processor import cache_bytes
 from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
 
 __all__ = [
@@ -72,7 +73,11 @@ def assemble(
     graph, entries = artifact.graph().graph, artifact.entries
     exact = ranges is None and activations != "float"
     weight_only = artifact.weight_only and not exact
-    builder = Builder(ranges, activations or ("float" if weight_only else "int8"))
+    # Weights of 4 bits are faster to read and slower to unpack: cached ones run as bytes.
+    uncached = artifact.manifest.model.parameters > cache_bytes()
+    builder = Builder(
+        ranges, activations or ("float" if weight_only else "int8"), four_bits=uncached
+    )
     bits = MAX_BITS if builder.weight_only else weight_bits
     dense = artifact.dense()
     model_inputs = _add_constants(builder, artifact, graph, dense)

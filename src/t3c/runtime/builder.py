@@ -39,12 +39,16 @@ class Member:
 class Builder:
     """Collects nodes and constants; quantizes tensors for which a range is known.
 
-    With float activations nothing is quantized but weights, as small as they can be.
+    With float activations nothing is quantized but weights; views of at most 4 bits run so if
+    `four_bits` says so, else as 8-bit codes of the same numbers.
     """
 
-    def __init__(self, ranges: Ranges | None, activations: Activations = "int8") -> None:
+    def __init__(
+        self, ranges: Ranges | None, activations: Activations = "int8", *, four_bits: bool = True
+    ) -> None:
         self.ranges = None if activations == "float" else ranges
         self.weight_only = activations == "float"
+        self.four_bits = self.weight_only and four_bits
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, npt.NDArray[np.generic]] = {}
         self.codes: dict[str, tuple[str, list[str]]] = {}  # and the grid, by the rounded tensor
@@ -135,7 +139,7 @@ class Builder:
     def _gather(self, name: str, stage: Stage, ids: str, output: str) -> None:
         """Rows of a table of int8, or of two codes in a byte, each times its scale."""
         table, scale = stage
-        if self.weight_only and fits_table(table):
+        if self.four_bits and fits_table(table):
             floats = table_rows(self, name, table, ids)
         else:
             codes = self.constant(f"{name}/table", table)
@@ -175,7 +179,7 @@ class Builder:
     def _matmul(self, name: str, stage: Stage, x: str, bias: str | None, output: str) -> None:
         stored = stage[0].dtype == np.int8
         if stored and (self.weight_only or stage[1].ndim == 2):
-            weight = decompressed(self, name, *stage, four_bits=self.weight_only)
+            weight = decompressed(self, name, *stage, four_bits=self.four_bits)
         else:
             weight = self._weight(name, stage[0].T, stage[1], axis=1)
         if bias is None:

@@ -13,6 +13,9 @@ TELLING = (
     "isa",
 )  # fmt: skip
 
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
 
 def cpu_fields() -> dict[str, str]:
     """What /proc/cpuinfo says, by name; nothing where there is none."""
@@ -32,3 +35,12 @@ def cpu_identity() -> str:
         f"{name}={' '.join(sorted(fields[name].split()))}" for name in TELLING if name in fields
     ]
     return "; ".join([platform.machine(), platform.processor(), *known])
+
+
+@cache
+def cache_bytes(folder: Path = CACHES) -> int:
+    """What the processor's largest cache holds; 0 where the system does not tell."""
+    sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
+    return max(
+        (int(size[:-1]) * UNITS[size[-1]] for size in sizes if size[-1:] in UNITS), default=0
+    )

@@ -90,7 +90,8 @@ class Compiled(NamedTuple):
 class OpenVINOSession:
     """Compiled for each batch size when it is first asked for, a few of them kept.
 
-    Axes but the batch that are declared free stay so, or each length of a text would be compiled.
+    Axes but the batch that are declared free stay so, or each length of a text would be compiled;
+    with states a text is read once and written token by token, so one token is compiled apart.
     Of ONNX bytes, what is compiled comes from the engine's cache where it is there.
     """
 
@@ -105,6 +106,7 @@ class OpenVINOSession:
         self.declared = declared or {}
         sizes = [size for shape, _ in self.declared.values() for size in shape[1:]]
         self.fixed = None not in sizes  # then it has no states either, whose length is free
+        self.remembers = any(name.startswith(STATE) for name in self.declared)
         self.digest = graph_digest(model) if isinstance(model, bytes) else None
         self.lock = threading.Lock()
         self.compiled: dict[Shapes, Compiled] = {}
@@ -119,7 +121,9 @@ class OpenVINOSession:
             request = self.request(self._compiled_for(arrays))
             feeds = dict(enumerate(arrays))
         try:
-            request.infer(feeds, share_inputs=True)
+            if self.remembers:
+                return _handed_over(request, list(feeds.values()))
+            request.infer(feeds, share_inputs=True, share_outputs=True)
         except RuntimeError as error:
             raise EngineError(f"OpenVINO cannot run: {_reason(error)}") from error
         return [np.array(output.data) for output in request.output_tensors]
@@ -127,10 +131,13 @@ class OpenVINOSession:
     def _compiled_for(self, arrays: Sequence[Array]) -> Shapes:
         """The sizes of the inputs, but for those that may vary."""
         shapes = [array.shape for array in arrays]
-        for index, (sizes, _) in enumerate(self.declared.values()):
+        for index, (name, (sizes, _)) in enumerate(self.declared.items()):
             if index < len(shapes) and len(sizes) == len(shapes[index]):
+                one = self.remembers and not name.startswith(STATE)
                 pairs = zip(sizes[1:], shapes[index][1:], strict=True)
-                rest = (FREE if own is None else size for own, size in pairs)
+                rest = (
+                    FREE if own is None and not (one and size == 1) else size for own, size in pairs
+                )
                 shapes[index] = (*shapes[index][:1], *rest)
         return tuple(shapes)
 
@@ -177,6 +184,21 @@ class OpenVINOSession:
         engine = self.engine
         config = tuple(engine.config.items())
         return Entry(engine.name, ov.__version__, engine.threads, config, digest, shapes)
+
+
+def _handed_over(request: ov.InferRequest, arrays: Sequence[Array]) -> list[Array]:
+    """The outputs of a request, which are left to the caller: the next run has others of its own.
+
+    States are nearly all that a decoder reads and writes; copied, they take longer than a token.
+    """
+    for index, array in enumerate(arrays):
+        request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
+    for index, port in enumerate(request.model_outputs):
+        made = ov.Tensor(port.element_type, port.partial_shape.get_min_shape())  # it grows
+        request.set_output_tensor(index, made)
+    request.start_async()
+    request.wait()
+    return [output.data for output in request.output_tensors]
 
 
 def _declared_ports(model: ov.Model) -> dict[str, Declared]:
