@@ -22,6 +22,7 @@ from torch import Tensor
 
 import t3c
 from t3c.errors import DataError
+from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import to_original
 from t3c.measure.latency import interleave
 from t3c.measure.perplexity import perplexity, sliding_windows
@@ -39,9 +40,10 @@ LEAST, MOST = 27, 100  # windows to calibrate with: what certificates need, and 
 STATISTICS, TESTED = 64, 5_000  # windows that factors suit, tokens to test on at most
 BATCH, WRITTEN, ROUNDS, WORST = 4, 16, 10, 0.3  # drift, by estimate, of the smallest profile
 AXES = {"input_ids": {1: "sequence"}}
-EXPORT = t3c.ExportConfig(  # without cold starts, worst case and monitor, which take minutes more
+FEW = EstimateConfig(samples=2, path_samples=0)  # logits are many: more would take minutes
+EXPORT = t3c.ExportConfig(  # no cold starts, worst case or monitor, for the same reason
     activations="float", worst_drift=WORST,
-    certificate=t3c.CertifyConfig(worst_samples=0, monitor=False),
+    certificate=t3c.CertifyConfig(estimates=FEW, worst_samples=0, monitor=False),
     calibration=CalibrationConfig(rounds=60, grid=0, busy=True, starts=False),
 )  # fmt: skip
 Ids = npt.NDArray[np.int64]

@@ -73,7 +73,7 @@ def run(given: argparse.Namespace) -> None:
     keys = sample_keys([value.numpy() for value in inputs.values()])  # equal texts stay together
     train, calibration, test = map(torch.from_numpy, split_unique(keys, SHARES, SEED))
     if len(calibration) < LEAST:
-        raise DataError(f"{given.data}: {len(keys)} sentences are too few: 150 will do")
+        raise DataError(f"{given.data}: {len(keys)} sentences are too few: 135 are needed")
     calibration = calibration[:MOST]
     say(f"{len(train)} sentences to train, {len(calibration)} to calibrate, {len(test)} to test")
 

@@ -308,7 +308,7 @@ def test_a_classifier_is_refused_what_it_cannot_be_made_of(
     file.write_text("sentence\tlabel\nw1\tgreat\n")
     no("line 2: label is 'great', not one of bad, good, 0, 1", model, file)
     no("all sentences are 'good'", model, make_sentences(file, labels=("good",)))
-    no("33 sentences are too few: 150 will do", model, make_sentences(file, 30))
+    no("33 sentences are too few: 135 are needed", model, make_sentences(file, 30))
     no("steps must be at least 1, got 0", model, data, "--steps", 0)
     no("length must be over the tokenizer's 2 own tokens", model, data, "--length", 2)
     no("the model does not take the example", model, data, "--length", 64)
