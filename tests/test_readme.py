@@ -65,6 +65,7 @@ def test_the_code_runs(tmp_path: Path) -> None:
         "docs/conversion.md",
         "docs/certificates.md",
         "docs/training.md",
+        "docs/text.md",
     ],
 )
 def test_commands_and_paths_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +79,7 @@ def test_commands_and_paths_exist(name: str, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(SystemExit) as stopped:
             main()
         assert stopped.value.code == 0, command
-    for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text):
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[^`]*)`", text):
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert link.startswith("http") or ((ROOT / name).parent / link).exists(), link

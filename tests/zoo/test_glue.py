@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from t3c.errors import DataError
-from t3c.zoo.glue import Sentences, encode, glue
+from t3c.zoo.glue import Sentences, encode, glue, read_sentences
 
 transformers = pytest.importorskip("transformers")
 needs_data = pytest.mark.skipif(not os.environ.get("T3C_DATA"), reason="T3C_DATA is not set")
@@ -95,6 +95,23 @@ def test_what_is_not_there_is_said(data: Path) -> None:
     assert "has no column label: it has index, sentence" in refusal("sst2", "test")
     write(data / "sst2/train.tsv", "label\ttext\n0\ta film\n")
     assert "has no column sentence or content" in refusal("sst2", "train")
+
+
+def test_a_file_of_ones_own_has_names_or_numbers_of_classes(tmp_path: Path) -> None:
+    file, texts = tmp_path / "mine.tsv", (("a film",), ("a",), ("bad",))
+    for column in ("sentence", "content", "text"):
+        write(file, f"id\t{column}\tlabel\n7\ta film\tgood\n8\ta\t0\n9\tbad\tbad\n")
+        found = read_sentences(file, ["bad", "good"])
+        assert found == Sentences(texts, (1, 0, 0), ("bad", "good"))
+    write(file, "text\tlabel\na film\t5\na\t4\nbad\t5\n")
+    assert read_sentences(str(file), ["5", "4"]) == Sentences(texts, (0, 1, 0), ("5", "4"))
+    with pytest.raises(DataError, match=r"line 2: label is '5', not one of 1, 0$"):
+        read_sentences(file, ["1", "0"])
+    with pytest.raises(DataError, match=r"label is '5', not one of bad, good, 0, 1$"):
+        read_sentences(file, ["bad", "good"])
+    write(file, "words\tlabel\na\tbad\n")
+    with pytest.raises(DataError, match="has no column sentence or content or text"):
+        read_sentences(file, ["bad", "good"])
 
 
 def test_one_sentence_is_padded_and_cut(tokenizer: Any) -> None:

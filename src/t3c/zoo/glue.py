@@ -1,4 +1,4 @@
-"""Sentences to classify, of GLUE: SST-2, MNLI and QQP."""
+"""Sentences to classify: of GLUE, SST-2, MNLI and QQP, and of files of one's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from t3c.errors import DataError
 from t3c.zoo.corpora import first_file, read_text
 
+SENTENCE, LABEL = ("sentence", "content", "text"), "label"  # columns of a file of one's own
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -61,11 +62,22 @@ def glue(task: str, split: str) -> Sentences:
     if split not in known.splits:
         raise DataError(f"{task} has no split {split!r}: it has {', '.join(known.splits)}")
     path = first_file([f"{folder}/{split}.tsv" for folder in known.folders])
-    rows = list(_rows(path, known))
-    if not rows:
-        raise DataError(f"{path} has a header and no rows")
-    texts, labels = zip(*rows, strict=True)
-    return Sentences(texts, labels, known.classes)
+    texts, marks = _columns(path, known.texts, known.label, known.marks)
+    return Sentences(texts, tuple(map(known.marks.index, marks)), known.classes)
+
+
+def read_sentences(path: str | Path, classes: Sequence[str]) -> Sentences:
+    """A TSV of one's own: a header, a column sentence, content or text, and a column label.
+
+    Labels are names of the classes, or their numbers from 0 where no name is a number itself.
+
+    >>> read_sentences("reviews.tsv", ["bad", "good"])  # doctest: +SKIP
+    """
+    names = tuple(classes)
+    numbers = () if any(map(str.isdecimal, names)) else tuple(map(str, range(len(names))))
+    known = (*names, *numbers)
+    texts, marks = _columns(Path(path), (SENTENCE,), LABEL, known)
+    return Sentences(texts, tuple(known.index(mark) % len(names) for mark in marks), names)
 
 
 def encode(
@@ -91,12 +103,24 @@ def encode(
     return {name: encoded[name] for name in INPUTS if name in encoded}
 
 
-def _rows(path: Path, task: Task) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Texts and label of each row; quotes are part of the text in these files."""
+def _columns(
+    path: Path, texts: tuple[tuple[str, ...], ...], label: str, marks: tuple[str, ...]
+) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Texts and label of every row; quotes are part of the text in these files."""
+    rows = list(_rows(path, texts, label, marks))
+    if not rows:
+        raise DataError(f"{path} has a header and no rows")
+    found, labels = zip(*rows, strict=True)
+    return found, labels
+
+
+def _rows(
+    path: Path, texts: tuple[tuple[str, ...], ...], label: str, marks: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], str]]:
     header, *lines = (line.removesuffix("\r") for line in read_text(path).split("\n"))
     names = header.split("\t")
-    columns = [_column(names, options, path) for options in task.texts]
-    mark = _column(names, (task.label,), path)
+    columns = [_column(names, options, path) for options in texts]
+    mark = _column(names, (label,), path)
     while lines and not lines[-1]:
         lines.pop()
     for number, line in enumerate(lines, start=2):
@@ -105,12 +129,12 @@ def _rows(path: Path, task: Task) -> Iterator[tuple[tuple[str, ...], int]]:
             raise DataError(
                 f"{path}, line {number}: {len(cells)} columns, the header has {len(names)}"
             )
-        if cells[mark] not in task.marks:
-            wanted = ", ".join(task.marks)
+        if cells[mark] not in marks:
+            wanted = ", ".join(marks)
             raise DataError(
-                f"{path}, line {number}: {task.label} is {cells[mark]!r}, not one of {wanted}"
+                f"{path}, line {number}: {label} is {cells[mark]!r}, not one of {wanted}"
             )
-        yield tuple(cells[column] for column in columns), task.marks.index(cells[mark])
+        yield tuple(cells[column] for column in columns), cells[mark]
 
 
 def _column(names: list[str], options: tuple[str, ...], path: Path) -> int:
