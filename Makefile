@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m minilm docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
 
 setup: $(STAMP)
 
@@ -63,6 +63,9 @@ minilm: setup
 
 results-minilm: minilm
 	$(BIN)/python benchmarks/results.py minilm
+
+results-tinyllama: setup
+	$(BIN)/python benchmarks/tinyllama.py
 
 docs: setup
 	$(BIN)/python benchmarks/docs.py

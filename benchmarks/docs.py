@@ -19,7 +19,7 @@ from t3c.report.runtime import sizes_picture
 from t3c.report.training import training_picture
 
 DOCS, OUT = Path("docs"), Path("out")
-BLOCK = re.compile(r"(<!-- table (bench-\w+) (\w+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- table ([\w-]+) (\w+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.S)
 RESULTS = re.compile(r"(<!-- results ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 

@@ -271,3 +271,31 @@ def test_the_page_has_a_place_for_every_model() -> None:
     for model in ("resnet50", "cifar10-cnn", "cifar10-vit"):
         assert f"make results-{model}`" in text
         assert len(re.findall(rf"<!-- results {model} -->\n.*?<!-- end -->", text, re.S)) == 1
+
+
+SPOKEN = [
+    {"name": name, "method": "made", "perplexity": 5.0 * (1 + over), "tokens": 16_000, "over": over,
+     "over_low": over - 0.002, "over_high": over + 0.002, "p50": p50, "p90": 1.2 * p50,
+     "tokens_per_second": 1e3 / p50, "speed_to_ptq8w": 2 / p50, "to_ptq8w": p50 / 2,
+     "first_ms": 9.0, "first_p90": 10.0, "size_mb": size, "size_to_ptq8w": size / 16,
+     "blocks_mb": size - 9, "blocks_to_ptq8w": (size - 9) / 7, "epsilon": None, "drift": 0.1,
+     "minutes": 0, "steps": 0}
+    for name, over, p50, size in (("full", 0.0, 5.0, 60.0), ("ptq8w", 0.001, 2.0, 16.0),
+                                  ("ptq4", 0.08, 1.9, 13.0), ("t3c-med", 0.015, 1.6, 13.2))
+]  # fmt: skip
+
+
+def test_language_models_have_a_table_of_their_own() -> None:
+    found = {line["method"]: line for line in cells(results_table(SPOKEN))}
+    med = found["t3c-med"]
+    assert (med["perplexity"], med["over full, % [95%]"]) == ("5.08", "1.50 [1.30, 1.70]")
+    assert med["p50 [p90] of a token, ms"] == "**1.60** [1.92]"
+    assert (med["tokens/s"], med["tokens/s to ptq8w"]) == ("625", "1.25")
+    assert (med["size, MB"], med["blocks to ptq8w"]) == ("**13.2**", "0.60")
+    # ptq4 is smaller, but 8% over the original.
+    assert "**" not in found["ptq4"]["size, MB"]
+    text = headline(SPOKEN)
+    assert "At most 2% over the original's perplexity are 2 of 3: ptq8w, t3c-med." in text
+    assert "Fastest of them: t3c-med (1.60 ms, 0.80 of ptq8w)" in text
+    assert "less perplexed than any of: ptq8w, t3c-med." in text
+    assert "Tested on 16,000 tokens." in results_text("lm", {"tables": {"results": SPOKEN}})

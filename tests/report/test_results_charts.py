@@ -110,6 +110,32 @@ def test_what_is_off_the_scale_is_named_with_its_value() -> None:
     }
 
 
+def spoken(name: str, over: float, p50: float) -> dict[str, Any]:
+    return {
+        "name": name, "perplexity": 5.0 * (1 + over), "p50": p50, "size_mb": p50, "over": over,
+        "over_low": over - 0.01, "over_high": over + 0.01, "accuracy": 0.5, "drop": 0.0,
+    }  # fmt: skip
+
+
+def test_language_models_are_drawn_by_their_perplexity() -> None:
+    rows = [
+        spoken("full", 0.0, 9.0), spoken("ptq8w", 0.02, 8.0), spoken("lrft", 3.0, 6.0),
+        *(spoken(f"t3c-{name}", 0.1 - 0.02 * i, 5.0 + i) for i, name in enumerate(PROFILES)),
+    ]  # fmt: skip
+    picture = pareto_picture("lm", rows)
+    panel = panels(picture)[0]
+    marks = [at(c, "cx", "cy") for c in having(panel, "circle", "aware")]
+    # More cost, less perplexity: further right and further down.
+    assert all(b[0] > a[0] and b[1] > a[1] for a, b in pairwise(marks))
+    labels = {label.text: label for label in having(panel, "text", "label")}
+    assert "lrft 20.0" in labels
+    assert "lm: perplexity and latency" in "".join(ElementTree.fromstring(picture).itertext())
+    per_unit = (marks[1][1] - marks[0][1]) / (5.0 * 0.02)
+    lines = [at(e, "x1", "y1", "x2", "y2") for e in having(panel, "line", "aware", "whisker")]
+    upright = [one for one in lines if one[0] == one[2]]
+    assert abs(upright[0][1] - upright[0][3]) == pytest.approx(5.0 * 0.02 * per_unit, abs=0.3)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_labels_never_cover_each_other(data: st.DataObject) -> None:

@@ -23,6 +23,8 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
+from t3c.artifact.alike import merge_factors
+from t3c.artifact.attention import zero_after_products
 from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET, STATE, elastic_layer
 from t3c.errors import ConvertError, SpecError
 from t3c.nn.inputs import Inputs, call, tensors
@@ -81,6 +83,8 @@ def topology(model: onnx.ModelProto, specs: Mapping[str, LayerSpec]) -> Traced:
     names = {weight_name(layer): layer for layer in specs}
     for weight, layer in names.items():
         _make_elastic(graph, weight, layer)
+    merge_factors(graph, constants)
+    zero_after_products(graph, constants)
     folded = _fold_norms(graph, constants)
     _drop_unused(graph, constants, set(names))
     dense = {n: v.astype(np.float32) for n, v in constants.items() if v.dtype.kind == "f"}

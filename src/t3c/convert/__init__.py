@@ -4,6 +4,7 @@ from t3c.convert.apply import elasticize_
 from t3c.convert.config import ElasticConfig
 from t3c.convert.plan import ConversionPlan, LayerPlan, Params, plan_conversion
 from t3c.convert.report import Report
+from t3c.convert.smooth import smooth_
 from t3c.convert.state import ElasticState, state_of
 from t3c.convert.unit import Unit, units
 
@@ -17,6 +18,7 @@ __all__ = [
     "Unit",
     "elasticize_",
     "plan_conversion",
+    "smooth_",
     "state_of",
     "units",
 ]

@@ -17,7 +17,7 @@ from t3c.convert.state import STATE, ElasticState
 from t3c.errors import ConvertError, DataError
 from t3c.factor.cp import cp_stages
 from t3c.factor.metric import Metric, data_metric
-from t3c.factor.svd import svd_stages
+from t3c.factor.svd import balanced, svd_stages
 from t3c.factor.tucker import tucker1_stages, tucker2_stages
 from t3c.nn.canonical import canonicalize_, restore_
 from t3c.nn.inputs import Inputs, check_inputs, check_like, evaluating, select, split_batch, tensors
@@ -187,7 +187,7 @@ def _replace_layer_(
     """Put the elastic layers of one weight in place; the modules that were there, by name."""
     owner = model.get_submodule(plan.spec.name)
     assert isinstance(owner.weight, Tensor)
-    elastic = elastic_weight(plan, owner.weight, moments.get(plan.spec.name), config.spectral)
+    elastic = elastic_weight(plan, owner.weight, moments.get(plan.spec.name), config)
     elastic.requires_grad_(owner.weight.requires_grad)
     replaced = {}
     for name in plan.modules:
@@ -203,7 +203,7 @@ def _replace_layer_(
 
 
 def elastic_weight(
-    plan: LayerPlan, weight: Tensor, moments: Moments | None, spectral: bool
+    plan: LayerPlan, weight: Tensor, moments: Moments | None, config: ElasticConfig
 ) -> ElasticWeight:
     """A weight with its factors up to the plan's cap."""
     spec, weight = plan.spec, weight.detach()
@@ -212,7 +212,12 @@ def elastic_weight(
     metrics = [None if moment is None else data_metric(moment) for moment in moments or ()]
     stages = factor_stages(spec, weight, plan.cap, *metrics)
     matrix = spec.factorization is Factorization.SVD
-    factors = Spectral(*stages) if spectral and matrix else Product(stages)
+    if matrix and config.balance:
+        moment = None if moments is None else moments[0]
+        reduce, expand = (stage.flatten(1) for stage in stages)
+        pair = balanced(reduce, expand, config.balance, moment)
+        stages = tuple(new.reshape(old.shape) for new, old in zip(pair, stages, strict=True))
+    factors = Spectral(*stages) if config.spectral and matrix else Product(stages)
     return ElasticWeight(spec, weight, factors, plan.cap)
 
 

@@ -40,8 +40,10 @@ class ElasticConfig:
     budget; None finds blocks by what runs, () shares nothing. `convolution` is how kernels wider
     than a point are factored. `rank_tied_bits` ties bits to the rank, None offers them freely.
     `metric` says what factors are made to suit where there is calibration data: a layer's `inputs`,
-    or `both` these and what the network's output does with the layer's. `spectral` keeps plain
-    factors orthonormal in training.
+    or `both` these and what the network's output does with the layer's. `balance` is how much of
+    the strength of an SVD's ranks goes from its first factor to its second: with some, what passes
+    between them is more even, which rounding it to 8 bits asks for; with 0 the second is, which is
+    best where activations stay float. `spectral` keeps plain factors orthonormal in training.
     """
 
     bits: tuple[int, ...] = (4, 5, 6, 8)
@@ -56,6 +58,7 @@ class ElasticConfig:
     convolution: Factorization = Factorization.TUCKER2
     rank_tied_bits: RankTiedBits | None = None
     metric: Literal["inputs", "both"] = "both"
+    balance: float = 0.0
     spectral: bool = False
 
     def __post_init__(self) -> None:
@@ -79,6 +82,10 @@ class ElasticConfig:
         object.__setattr__(self, "convolution", Factorization(self.convolution))
         if self.metric not in ("inputs", "both"):
             raise SpecError(f"metric is 'inputs' or 'both', got {self.metric!r}")
+        if not 0 <= self.balance <= 1 or (self.balance and self.spectral):
+            raise SpecError(
+                f"balance must be in [0, 1], and 0 with spectral factors, got {self.balance:g}"
+            )
         self._check_names()
 
     def _check_names(self) -> None:

@@ -13,13 +13,16 @@ from t3c.nn.inputs import Inputs
 STATE = "_t3c_state"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ElasticState:
-    """The original, frozen, and the plan the model was converted by."""
+    """The original, frozen, and the plan the model was converted by; copies of a model share it."""
 
     original: nn.Module
     plan: ConversionPlan
     example: Inputs = field(repr=False)
+
+    def __deepcopy__(self, memo: object) -> ElasticState:
+        return self
 
 
 def state_of(model: nn.Module) -> ElasticState:

@@ -1,8 +1,9 @@
-"""Language models side by side: perplexity and drift on text, and what a token takes."""
+"""Language models side by side: perplexity and drift on text, and what writing takes."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,9 +12,11 @@ import numpy as np
 from t3c.certify.drift import relative_drift
 from t3c.experiments.training import Z95
 from t3c.experiments.variants import Row, Variant, Watch, costs
+from t3c.measure.latency import quantiles
 from t3c.measure.perplexity import Perplexity, Window, sliding_windows, token_losses
+from t3c.runtime.decode import Generation
+from t3c.runtime.engines import Session
 from t3c.runtime.engines.protocol import Array
-from t3c.runtime.measured import time_sessions
 from t3c.spec import Latency
 
 BESIDE = "ptq8w"  # weights in 8 bits, activations float: what decoders are compressed to
@@ -32,7 +35,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class ComparedText:
-    """All variants on the same text; `times` are of one token, `first` of reading a prompt.
+    """All variants on the same text; `times` are of one token, `first` of a prompt and its token.
 
     Tokens of one window are `windows` (tokens,) alike.
     """
@@ -86,6 +89,34 @@ def ratio_interval(gaps: Array, groups: Array) -> tuple[float, float, float]:
     return low, math.expm1(middle), high
 
 
+def time_writing(
+    sessions: Mapping[str, Session], prompt: Array, tokens: int, rounds: int, watch: Watch
+) -> tuple[dict[str, Latency], dict[str, Latency]]:
+    """What a token takes behind a prompt (1, length), and the first one with the prompt.
+
+    Every round each session reads the prompt and writes so many tokens more, with what it
+    remembers, in turns; one more round before is not counted.
+    """
+    first: dict[str, list[float]] = {name: [] for name in sessions}
+    times: dict[str, list[float]] = {name: [] for name in sessions}
+    for index in range(rounds + 1):
+        watch("writing in turns", index, rounds + 1)
+        for name, session in sessions.items():
+            generation, marks = Generation(prompt), [time.perf_counter()]
+            for _ in range(tokens + 1):
+                generation.step(session.run)
+                marks.append(time.perf_counter())
+            if index:
+                taken = (1e3 * np.diff(marks)).tolist()
+                first[name].append(taken[0])
+                times[name] += taken[1:]
+    blocks = np.repeat(np.arange(rounds), tokens).tolist()
+    return (
+        {name: quantiles(found, blocks=blocks) for name, found in times.items()},
+        {name: quantiles(found) for name, found in first.items()},
+    )
+
+
 def compare_text(
     variants: Mapping[str, Variant],
     ids: Array,
@@ -97,19 +128,14 @@ def compare_text(
 ) -> ComparedText:
     """Read a text (tokens,) with every variant, by windows that overlap by half, and time them all.
 
-    Times are taken first, in turns: of a prompt of one window, and of the token behind it. Drift
-    is of windows that share no text.
+    Times are taken first: half a window is read, and as many tokens are written. Drift is of
+    windows that share no text.
     """
     windows = sliding_windows(ids, length, length // 2, bos)
     windows = [window for window in windows if len(window.ids) == length]
     sessions = {name: variant.session for name, variant in variants.items()}
-    prompt = windows[0].ids[None]
-    remembered = sessions["full"].run([prompt])[1:]
-    token = [windows[1].ids[None, 1:2], *remembered]
-    watch("timing a token and a prompt", 0, 2)
-    times = time_sessions(sessions, token, rounds)
-    watch("timing a token and a prompt", 1, 2)
-    first = time_sessions(sessions, [prompt], max(1, rounds // 4))
+    half = length // 2
+    times, first = time_writing(sessions, windows[0].ids[None, :half], half, rounds, watch)
     parts: dict[str, list[Reading]] = {name: [] for name in sessions}
     for done, batch in _batches(windows):
         watch("reading the text", done, len(windows))

@@ -53,12 +53,14 @@ class Sweep:
 class Recipe:
     """A subject of the zoo, how it is made elastic, trained and, if `export` is there, exported.
 
-    `samples` limits the training part; `blocks` reconstructs block by block first.
+    `samples` limits the training part; with `smooth`, inputs of linear layers are evened out by so
+    much before anything else; `blocks` reconstructs block by block first.
     """
 
     subject: str
     batch: int = 64
     samples: int | None = None
+    smooth: float | None = None
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     blocks: BlockConfig | None = None

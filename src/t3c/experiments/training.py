@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from t3c.certify.drift import relative_drift
 from t3c.control.options import Shares
-from t3c.convert import elasticize_, state_of
+from t3c.convert import elasticize_, smooth_, state_of
 from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
 from t3c.experiments.recipe import Recipe, Sweep
@@ -44,7 +44,14 @@ from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
 RESULT, RECIPE, SCORE, SPENT = "result.json", "recipe.json", "score.json", "seconds"
 BLOCK_SAMPLES = 512  # that blocks are reconstructed on: their inputs are held in memory
 RECONSTRUCTED = "reconstructed.safetensors"
-SAME = ("subject", "batch", "samples", "elastic", "blocks")  # for a run to be gone on with
+SAME = (
+    "subject",
+    "batch",
+    "samples",
+    "smooth",
+    "elastic",
+    "blocks",
+)  # for a run to be gone on with
 Z95 = 1.959963984540054
 Say = Callable[[str], object]
 Watch = Callable[[str, int, int], object]
@@ -99,6 +106,8 @@ def train_recipe(
     begun = _begun(recipe, out, resume, say)
     say(f"loading {recipe.subject}")
     subject = SUBJECTS[recipe.subject]()
+    if recipe.smooth is not None:
+        smooth_(subject.model, subject.statistics, recipe.smooth)
     say(f"making it elastic, with factors that suit {subject.observed} samples")
     elasticize_(subject.model, subject.example, recipe.elastic, calibration=subject.statistics)
     if recipe.export is not None:

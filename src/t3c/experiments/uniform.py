@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import nn
 
 from t3c.artifact.folder import staged
+from t3c.artifact.graph import Axes
 from t3c.artifact.reader import Artifact
 from t3c.control.profiles import names_for
 from t3c.convert import ElasticConfig, elasticize_, state_of
@@ -25,9 +26,17 @@ def uniform_artifact(
     calibration: Inputs,
     points: Sequence[tuple[float, int]],
     elastic: ElasticConfig,
+    *,
+    axes: Axes | None = None,
+    weight_only: bool = False,
+    on_layer: Callable[[int, int, str], object] | None = None,
 ) -> Artifact:
-    """Make a model elastic and write it at (share of rank, bits) of each profile; not certified."""
-    elasticize_(model, select(statistics[0], slice(0, 2)), elastic, calibration=statistics)
+    """Make a model elastic and write it at (share of rank, bits) of each profile; not certified.
+
+    Factors suit the `statistics`; without any they are those of plain SVD.
+    """
+    example = select(statistics[0] if statistics else calibration, slice(0, 2))
+    elasticize_(model, example, elastic, calibration=statistics or None, on_layer=on_layer)
     plan = state_of(model).plan
     names = names_for(len(points))
     chain = ProfileChain(
@@ -38,7 +47,7 @@ def uniform_artifact(
     )
     with evaluating(model), staged(path) as folder:
         content.write(
-            folder, model, content.topology(model), Allocated.of(chain), calibration,
-            name=path.stem, seed=0, image=None, classes=None,
+            folder, model, content.topology(model, axes), Allocated.of(chain), calibration,
+            name=path.stem, seed=0, image=None, classes=None, weight_only=weight_only,
         )  # fmt: skip
     return Artifact(path)

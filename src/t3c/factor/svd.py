@@ -33,6 +33,21 @@ def svd_stages(
     return reduce.to(weight.dtype), expand.to(weight.dtype)
 
 
+def balanced(
+    reduce: Tensor, expand: Tensor, share: float, moment: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same product, with a `share` of each rank's strength moved from `reduce` to `expand`.
+
+    What passes between the stages, for inputs with that moment (n, n), is then of more even size
+    over the ranks, so that one grid of 8 bits suits all of it; `expand` becomes less even.
+    """
+    inner = reduce.double()
+    moved = inner if moment is None else inner @ moment.double()
+    strength = (moved * inner).sum(dim=1).clamp_min(1e-24).sqrt()
+    factor = (strength / strength.mean()).pow(share).to(reduce.dtype)
+    return reduce / factor[:, None], expand * factor
+
+
 def leading_left(matrix: Tensor, rank: int) -> Tensor:
     """The leading left singular vectors (m, k) of a matrix (m, n) in float64, largest first.
 

@@ -53,15 +53,20 @@ def at(
 
 @torch.no_grad()
 def dense_copy(model: nn.Module, profile: Profile | None = None) -> nn.Module:
-    """A plain copy without elastic layers, weights composed at the profile (None: full float)."""
-    plain = copy.deepcopy(model)
+    """A plain copy without elastic layers, weights composed at the profile.
+
+    With None they are those of full rank in float, which stay the model's own: a large model fits
+    in memory once more, but hardly twice.
+    """
+    shared = [p for layer in elastic_layers(model).values() for p in layer.elastic.parameters()]
+    plain = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
     made: dict[str, nn.Parameter] = {}
     for name, layer in elastic_layers(plain).items():
         owner = layer.elastic.spec.name
         if owner not in made:
             weight = layer.elastic.weight_at(None if profile is None else profile.points[owner])
             # Strides that are not the usual ones would be traced as if they could vary.
-            dense = weight.detach().clone(memory_format=torch.contiguous_format)
+            dense = weight.detach().contiguous()
             made[owner] = nn.Parameter(dense)
         module = layer.plain(made[owner]).train(layer.training)
         for alias in _aliases(plain, layer, name):
