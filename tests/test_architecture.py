@@ -87,8 +87,8 @@ def test_public_names() -> None:
         "BlockConfig", "Budget", "Certificate", "CertifyConfig", "ElasticConfig", "ExportConfig",
         "ImageSpec", "Keep", "LayerPoint", "MonitorConfig", "Pressure", "Profile", "Request",
         "Runtime", "T3CError", "TextSpec", "TrainConfig", "__version__", "certify_artifact",
-        "elasticize_", "export", "fit", "load", "plan_conversion", "reconstruct", "smooth_", "trim",
-        "write_original",
+        "elasticize_", "export", "fit", "load", "plan_conversion", "reconstruct", "settle_",
+        "smooth_", "trim", "write_original",
     ]  # fmt: skip
     assert all(getattr(t3c, name) is not None for name in t3c.__all__)
 

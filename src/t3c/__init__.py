@@ -15,7 +15,7 @@ from t3c.version import __version__
 
 if TYPE_CHECKING:
     from t3c.artifact.trim import trim
-    from t3c.convert import ElasticConfig, elasticize_, plan_conversion, smooth_
+    from t3c.convert import ElasticConfig, elasticize_, plan_conversion, settle_, smooth_
     from t3c.evidence.artifact import certify_artifact
     from t3c.evidence.certify import CertifyConfig
     from t3c.evidence.original import write_original
@@ -52,6 +52,7 @@ __all__ = [
     "load",
     "plan_conversion",
     "reconstruct",
+    "settle_",
     "smooth_",
     "trim",
     "write_original",
@@ -68,6 +69,7 @@ _LAZY = {
     "write_original": "t3c.evidence.original",
     "elasticize_": "t3c.convert",
     "plan_conversion": "t3c.convert",
+    "settle_": "t3c.convert",
     "smooth_": "t3c.convert",
     "ExportConfig": "t3c.exporter",
     "export": "t3c.exporter",

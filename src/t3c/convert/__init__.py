@@ -4,6 +4,7 @@ from t3c.convert.apply import elasticize_
 from t3c.convert.config import ElasticConfig
 from t3c.convert.plan import ConversionPlan, LayerPlan, Params, plan_conversion
 from t3c.convert.report import Report
+from t3c.convert.settle import settle_
 from t3c.convert.smooth import smooth_
 from t3c.convert.state import ElasticState, state_of
 from t3c.convert.unit import Unit, units
@@ -18,6 +19,7 @@ __all__ = [
     "Unit",
     "elasticize_",
     "plan_conversion",
+    "settle_",
     "smooth_",
     "state_of",
     "units",

@@ -54,7 +54,8 @@ class Recipe:
     """A subject of the zoo, how it is made elastic, trained and, if `export` is there, exported.
 
     `samples` limits the training part; with `smooth`, inputs of linear layers are evened out by so
-    much before anything else; `blocks` reconstructs block by block first.
+    much before anything else; `settle` are the bits of views whose codes are settled on the data;
+    `blocks` reconstructs block by block first.
     """
 
     subject: str
@@ -62,6 +63,7 @@ class Recipe:
     samples: int | None = None
     smooth: float | None = None
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    settle: tuple[int, ...] = ()
     train: TrainConfig = field(default_factory=TrainConfig)
     blocks: BlockConfig | None = None
     export: ExportConfig | None = None

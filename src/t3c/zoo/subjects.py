@@ -145,7 +145,7 @@ def cifar10(depth: cifar.Depth) -> Subject:
     )  # fmt: skip
 
 
-def stories(windows: int = 2800, length: int = 128, tested: int = 16_000) -> Subject:
+def stories(windows: int = 2800, length: int = 128, tested: int = 10_000) -> Subject:
     """A language model of TinyStories, read token by token; targets are the tokens themselves.
 
     It was trained on stories like those it is validated on here; the test part is the first of the
