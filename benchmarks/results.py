@@ -74,14 +74,14 @@ def figures(spec: ResultsSpec, tables: Tables) -> list[Figure]:
             Figure(f"{name}.med_perplexity_over_full", med.get("over"), limits.over),
             Figure(f"{name}.med_speed_to_ptq8w", speed, limits.speed or 0.0, at_least=True),
         ]
-    budgets = len({row["profile"] for row in tables["sweep"]})
+    swept = len(tables["sweep"])
     return [
         *mine,
         Figure(f"{name}.med_{size}_to_{beside}", med.get(f"{size}_to_{beside}"), limits.size),
         Figure(f"{name}.med_training_minutes", med.get("minutes"), 1.1 * spec.minutes),
         Figure(f"{name}.profiles", sum(n.startswith("t3c-") for n in rows), 5, at_least=True),
         Figure(f"{name}.methods_missing", len(set(asked) - set(rows)), 0),
-        *([Figure(f"{name}.profiles_swept", budgets, 12, at_least=True)] if asked is TEXT else []),
+        *([Figure(f"{name}.budgets_swept", swept, 12, at_least=True)] if asked is TEXT else []),
         Figure(f"{name}.minutes", tables["spent"][0]["minutes"], 90),
     ]
 

@@ -51,7 +51,9 @@ def inputs() -> Tensor:
 def test_it_is_the_same_function_and_rounds_better() -> None:
     model, x = net(), inputs()
     wanted, before = model(x), copy.deepcopy(model)
-    assert smooth_(model, [x[:32], (x[32:], x[32:])]) == {"first": 2, "second": 2, "last": 1}
+    found = smooth_(model, [x[:32], (x[32:], x[32:])])
+    assert {"first", "second"} <= set(found)
+    assert found["first"] == found["second"]
     torch.testing.assert_close(model(x), wanted, rtol=1e-4, atol=1e-4)
     assert isinstance(model.first, Evened)
     read = model.norm(x)
@@ -62,7 +64,7 @@ def test_it_is_the_same_function_and_rounds_better() -> None:
 
 def test_layers_that_read_one_tensor_read_one_still() -> None:
     model, x = net(), inputs()
-    smooth_(model, [x])
+    smooth_(model, [x], alpha=0.5)
     elasticize_(model, x[:2], calibration=[x])
     names = {layer.spec.name for layer in state_of(model).plan.layers}
     assert names == {"first.linear", "second.linear", "last.linear"}
@@ -100,11 +102,21 @@ class _Scaled(nn.Module):
         return torch.cat([x * self.a, x * self.b], dim=1)
 
 
+def test_what_is_even_stays() -> None:
+    torch.manual_seed(0)
+    model, signs = nn.Linear(16, 16), torch.randn(64, 16).sign()
+    with torch.no_grad():
+        model.weight.copy_(model.weight.sign() * 0.25)
+    held = nn.Sequential(model)
+    assert smooth_(held, [signs]) == {}  # every code is exact as it is
+    assert held[0] is model
+
+
 def test_what_cannot_be() -> None:
     with pytest.raises(SpecError, match=r"alpha must be in \[0, 1\], got 2"):
         smooth_(net(), [inputs()], alpha=2)
     with pytest.raises(DataError, match="no linear layer ran"):
-        smooth_(nn.Sequential(nn.ReLU()), [inputs()])
+        smooth_(net(), [])
     with pytest.raises(DataError, match="not finite"):
         smooth_(net(), [inputs() / 0])
 

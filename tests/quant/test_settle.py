@@ -46,9 +46,8 @@ def test_views_that_are_settled_come_nearer(views: tuple[int, ...]) -> None:
     first = views[0]
     before, after = (error(weight, x, view(w, scales, first)) for w in (weight, made))
     assert after < 0.75 * before
-    # More bits are nearer still, whatever cells the first view chose.
-    errors = [error(weight, x, view(made, scales, q)) for q in views]
-    assert errors == sorted(errors, reverse=True)
+    # All bits are nearer still, whatever cells the first view chose.
+    assert error(weight, x, view(made, scales, 8)) <= after
 
 
 def test_codes_are_those_that_were_settled() -> None:

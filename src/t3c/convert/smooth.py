@@ -7,8 +7,9 @@ computes what it did; its inputs fit a grid of 8 bits better.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from t3c.nn.inputs import call, evaluating, split_batch
 from t3c.nn.view import replace_
 
 SMALLEST = 1e-5  # of a channel's largest value: one that is always zero has no size
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
+WORTH = 0.98  # of the error as it is: less of a gain is not worth one more product
+ROWS, AT_ONCE = 1024, 128  # inputs that errors are taken on, and those of one batch
 
 
 class Evened(nn.Module):
@@ -35,40 +39,81 @@ class Evened(nn.Module):
         return output
 
 
-def smooth_(model: nn.Module, batches: Iterable[Any], alpha: float = 0.5) -> dict[str, int]:
+@dataclass
+class Read:
+    """What a linear layer was seen to read: the tensor's identity, the largest size of each channel
+    (n,), and some of its rows (r, n)."""
+
+    source: int
+    largest: Tensor
+    rows: list[Tensor]
+
+
+def smooth_(
+    model: nn.Module, batches: Iterable[Any], alpha: float | None = None
+) -> dict[str, float]:
     """Even out the inputs of every linear layer in place, before the model is made elastic.
 
-    `alpha` is how much of the unevenness goes from the inputs to the weights. Layers that read one
-    tensor share their factors. Layers that were changed, and how many share theirs.
+    `alpha` is how much of the unevenness goes from the inputs to the weights; without it each
+    tensor has the one of a few, or none at all, that leaves the least error in 8 bits on both
+    sides. Layers that read one tensor share their factors. The layers changed, with their alpha.
 
     >>> smooth_(model, loader)  # doctest: +SKIP
     >>> t3c.elasticize_(model, example, calibration=loader)  # doctest: +SKIP
     """
-    if not 0 <= alpha <= 1:
+    if alpha is not None and not 0 <= alpha <= 1:
         raise SpecError(f"alpha must be in [0, 1], got {alpha:g}")
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     linears = {
         name: module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and isinstance(module.weight, nn.Parameter)
+        if type(module) is nn.Linear
+        and isinstance(module.weight, nn.Parameter)
+        and id(module.weight) not in tables
     }
-    largest, read = _observed(model, linears, batches)
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    seen = _observed(model, linears, batches)
     groups: dict[int, list[str]] = {}
-    for name in largest:
-        if id(linears[name].weight) not in tables:
-            groups.setdefault(read[name], []).append(name)
+    for name, read in seen.items():
+        groups.setdefault(read.source, []).append(name)
     changed = {}
     for names in groups.values():
-        inputs = torch.stack([largest[name] for name in names]).amax(dim=0)
-        weights = torch.cat([linears[name].weight.detach() for name in names]).abs().amax(dim=0)
-        factor = _factors(inputs, weights, alpha)
+        weights = [linears[name].weight.detach() for name in names]
+        read = seen[names[0]]
+        found = _best(read, weights, ALPHAS if alpha is None else (alpha,), alpha is None)
+        if found is None:
+            continue
+        chosen, factor = found
         inverse = 1 / factor
         for name in names:
             with torch.no_grad():
                 linears[name].weight.mul_(factor)
             replace_(model, name, Evened(linears[name], inverse))
-            changed[name] = len(names)
+            changed[name] = chosen
     return changed
+
+
+def _best(
+    read: Read, weights: list[Tensor], alphas: Sequence[float], may_be_none: bool
+) -> tuple[float, Tensor] | None:
+    """The alpha with the least error and its factors (n,); None where none at all has less."""
+    together = torch.cat(weights).abs().amax(dim=0)
+    tried = [(alpha, _factors(read.largest, together, alpha)) for alpha in alphas]
+    if len(tried) == 1 and not may_be_none:
+        return tried[0]
+    rows, whole = torch.cat(read.rows), torch.cat(weights)
+    errors = [_error(rows, read.largest, whole, factor) for _, factor in tried]
+    least = min(range(len(tried)), key=errors.__getitem__)
+    plain = _error(rows, read.largest, whole, torch.ones_like(read.largest))
+    return tried[least] if errors[least] < WORTH * plain else None
+
+
+def _error(rows: Tensor, largest: Tensor, weight: Tensor, factor: Tensor) -> float:
+    """How far products of inputs (r, n) by a weight (m, n) are off when both sides have 8 bits."""
+    step = (largest / factor).max().clamp_min(1e-12) / 127
+    even = weight * factor
+    scale = even.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+    rounded = (rows / factor / step).round() * step @ ((even / scale).round() * scale).T
+    return float((rounded - rows @ weight.T).norm())
 
 
 def _factors(inputs: Tensor, weights: Tensor, alpha: float) -> Tensor:
@@ -80,19 +125,21 @@ def _factors(inputs: Tensor, weights: Tensor, alpha: float) -> Tensor:
 
 def _observed(
     model: nn.Module, linears: dict[str, nn.Linear], batches: Iterable[Any]
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """The largest size (n,) of each input channel by layer, and which tensor the layer reads."""
-    largest: dict[str, Tensor] = {}
-    read: dict[str, int] = {}
+) -> dict[str, Read]:
+    """What each layer that ran has read, by its name."""
+    found: dict[str, Read] = {}
     alive: list[Tensor] = []  # while a batch runs, so that no two tensors have one identity
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             x = args[0] if args else kwargs["input"]
             alive.append(x)
-            read[name] = id(x)
-            seen = x.detach().abs().reshape(-1, x.shape[-1]).amax(dim=0)
-            largest[name] = torch.maximum(largest[name], seen) if name in largest else seen
+            rows = x.detach().reshape(-1, x.shape[-1])
+            size = rows.abs().amax(dim=0)
+            read = found.setdefault(name, Read(id(x), size, []))
+            read.source, read.largest = id(x), torch.maximum(read.largest, size)
+            if sum(map(len, read.rows)) < ROWS:
+                read.rows.append(rows[:: max(1, len(rows) // AT_ONCE)][:AT_ONCE].clone())
 
         return hook
 
@@ -100,12 +147,12 @@ def _observed(
         for batch in batches:
             alive.clear()
             call(model, split_batch(batch)[0])
-    if not largest:
+    if not found and linears:
         raise DataError("no linear layer ran on the data: there is nothing to even out")
-    broken = [name for name, seen in largest.items() if not bool(seen.isfinite().all())]
+    broken = [name for name, read in found.items() if not bool(read.largest.isfinite().all())]
     if broken:
         raise DataError(f"{broken[0]}: its inputs are not finite")
-    return largest, read
+    return found
 
 
 @contextmanager

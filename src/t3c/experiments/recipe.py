@@ -53,15 +53,15 @@ class Sweep:
 class Recipe:
     """A subject of the zoo, how it is made elastic, trained and, if `export` is there, exported.
 
-    `samples` limits the training part; with `smooth`, inputs of linear layers are evened out by so
-    much before anything else; `settle` are the bits of views whose codes are settled on the data;
+    `samples` limits the training part; with `smooth`, inputs of linear layers are evened out
+    before anything else; `settle` are the bits of views whose codes are settled on the data;
     `blocks` reconstructs block by block first.
     """
 
     subject: str
     batch: int = 64
     samples: int | None = None
-    smooth: float | None = None
+    smooth: bool = False
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     settle: tuple[int, ...] = ()
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -106,8 +106,8 @@ def train_recipe(
     begun = _begun(recipe, out, resume, say)
     say(f"loading {recipe.subject}")
     subject = SUBJECTS[recipe.subject]()
-    if recipe.smooth is not None:
-        smooth_(subject.model, subject.statistics, recipe.smooth)
+    if recipe.smooth:
+        smooth_(subject.model, subject.statistics)
     say(f"making it elastic, with factors that suit {subject.observed} samples")
     elasticize_(subject.model, subject.example, recipe.elastic, calibration=subject.statistics)
     if recipe.export is not None:
