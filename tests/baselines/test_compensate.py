@@ -11,16 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from t3c.baselines.compensate import (
-    Settle,
-    clipped_scale,
-    compensate,
-    inverse_factor,
-    rounding,
-    zeroing,
-)
+from t3c.baselines.compensate import clipped_scale, rounding, zeroing
 from t3c.baselines.layers import as_matrix, input_moments, weight_layers
 from t3c.errors import DataError, SpecError
+from t3c.quant.compensate import Settle, compensate, inverse_factor
 
 RIDGE = 1e-3
 

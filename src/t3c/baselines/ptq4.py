@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from t3c.baselines.baseline import Baseline, Task, precision, quantized
-from t3c.baselines.compensate import clipped_scale, compensate, group_rounding, rounding
+from t3c.baselines.compensate import clipped_scale, group_rounding, rounding
 from t3c.baselines.finetune import to_openvino
 from t3c.baselines.layers import as_matrix, embeddings, input_moments, torch_model, weight_layers
 from t3c.baselines.pack import Format, packed_bytes
 from t3c.errors import SpecError
+from t3c.quant.compensate import compensate
 
 
 @torch.no_grad()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from t3c.baselines.baseline import Baseline, Task, precision, quantized
-from t3c.baselines.compensate import compensate, zeroing
+from t3c.baselines.compensate import zeroing
 from t3c.baselines.finetune import to_openvino
 from t3c.baselines.layers import as_matrix, embeddings, input_moments, torch_model, weight_layers
 from t3c.baselines.magprune import prunable
 from t3c.baselines.pack import Format, packed_bytes
+from t3c.quant.compensate import compensate
 
 
 @torch.no_grad()
