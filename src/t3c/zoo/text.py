@@ -30,9 +30,8 @@ def stories15m() -> nn.Module:
 
 def stories_ids(split: Literal["train", "valid"]) -> Tensor:
     """A whole text of TinyStories (tokens,)."""
-    return torch.from_numpy(
-        corpus_tokens(_tokenizer(stories_folder()), corpus("tinystories", split))
-    )
+    text = corpus("tinystories", split)
+    return torch.from_numpy(corpus_tokens(_tokenizer(stories_folder()), text))
 
 
 def stories_tokens(split: Literal["train", "valid"], windows: int, length: int) -> Tensor:
