@@ -7,7 +7,7 @@ computes what it did; its inputs fit a grid of 8 bits better.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -79,10 +79,10 @@ def smooth_(
     for names in groups.values():
         weights = [linears[name].weight.detach() for name in names]
         read = seen[names[0]]
-        found = _best(read, weights, ALPHAS if alpha is None else (alpha,), alpha is None)
-        if found is None:
+        chosen = _best_alpha(read, weights) if alpha is None else alpha
+        if chosen is None:
             continue
-        chosen, factor = found
+        factor = _factors(read.largest, torch.cat(weights).abs().amax(dim=0), chosen)
         inverse = 1 / factor
         for name in names:
             with torch.no_grad():
@@ -92,19 +92,17 @@ def smooth_(
     return changed
 
 
-def _best(
-    read: Read, weights: list[Tensor], alphas: Sequence[float], may_be_none: bool
-) -> tuple[float, Tensor] | None:
-    """The alpha with the least error and its factors (n,); None where none at all has less."""
-    together = torch.cat(weights).abs().amax(dim=0)
-    tried = [(alpha, _factors(read.largest, together, alpha)) for alpha in alphas]
-    if len(tried) == 1 and not may_be_none:
-        return tried[0]
+def _best_alpha(read: Read, weights: list[Tensor]) -> float | None:
+    """The alpha with the least error; None where it is hardly less than without any."""
     rows, whole = torch.cat(read.rows), torch.cat(weights)
-    errors = [_error(rows, read.largest, whole, factor) for _, factor in tried]
-    least = min(range(len(tried)), key=errors.__getitem__)
-    plain = _error(rows, read.largest, whole, torch.ones_like(read.largest))
-    return tried[least] if errors[least] < WORTH * plain else None
+    sizes = whole.abs().amax(dim=0)
+    errors = {
+        alpha: _error(rows, read.largest, whole, _factors(read.largest, sizes, alpha))
+        for alpha in ALPHAS
+    }
+    best = min(errors, key=errors.__getitem__)
+    plain = _error(rows, read.largest, whole, torch.ones_like(sizes))
+    return best if errors[best] < WORTH * plain else None
 
 
 def _error(rows: Tensor, largest: Tensor, weight: Tensor, factor: Tensor) -> float:
