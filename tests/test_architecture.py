@@ -24,6 +24,7 @@ LINES = [
     {"train"},
     {"artifact"},
     {"runtime"},
+    {"serve"},
     {"evidence"},
     {"exporter"},
     {"baselines", "zoo"},

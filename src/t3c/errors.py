@@ -10,6 +10,8 @@ T3CError
 │   ├── CorruptError     a hash, a length or a structure is wrong
 │   └── VersionError     a schema this version does not read
 ├── EngineError          an engine that is unknown, missing or cannot run a graph
+├── RefusedError         a request that a server does not answer: too much is asked of it now
+│   └── UnavailableError it answers nothing now: it starts, or stops
 ├── DisturbedError       the machine is too busy to be measured
 └── MissingExtraError    an optional dependency is not installed
 """
@@ -53,6 +55,18 @@ class VersionError(ArtifactError):
 
 class EngineError(T3CError):
     """An engine that is unknown, missing or cannot run a graph."""
+
+
+class RefusedError(T3CError):
+    """A request that a server does not answer; in `retry_seconds` it may."""
+
+    def __init__(self, message: str, retry_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class UnavailableError(RefusedError):
+    """A server that answers nothing now."""
 
 
 class DisturbedError(T3CError):

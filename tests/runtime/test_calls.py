@@ -230,7 +230,7 @@ def test_requests_of_one_profile_and_other_shapes_run_apart() -> None:
     runtime: Any = SimpleNamespace(
         check=lambda inputs: [np.asarray(one) for one in inputs],
         choose=lambda budget, first: Choice("a" if budget else "b", ""),
-        lease=lambda choice: (choice, open_lease()),
+        lease=lambda choice, named: (choice, open_lease()),
         run=run,
         told=lambda outputs, choice, budget, shift: (choice.profile, outputs),
     )

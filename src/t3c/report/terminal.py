@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +13,7 @@ from t3c.artifact.ledger import Certification
 from t3c.artifact.reader import Artifact
 from t3c.runtime.runtime import Answer, Runtime
 from t3c.runtime.select import explain
+from t3c.runtime.standing import guarantee, top_classes
 from t3c.spec import Budget, Form
 
 
@@ -58,36 +58,25 @@ def summarize(artifact: Artifact, verified: bool) -> dict[str, Any]:
 def answer_json(runtime: Runtime, answer: Answer) -> dict[str, Any]:
     """An answer with its classes, where it has them, its profile and its guarantee."""
     classes = runtime.artifact.manifest.model.classes
-    rows = []
-    for output in answer.output:
-        row: dict[str, Any] = {
+    rows = [
+        {
             "shape": list(output.shape),
             "output": output.tolist(),
-            "classes": [],
+            "classes": [
+                {"class": name, "probability": share}
+                for name, share in top_classes(output, classes)
+            ],
         }
-        if classes is not None and output.ndim == 1 and len(output) == len(classes):
-            shares = np.exp(output - output.max())
-            shares = shares / shares.sum()
-            top = np.argsort(-shares)[:3]
-            row["classes"] = [
-                {"class": classes[i], "probability": float(shares[i])} for i in map(int, top)
-            ]
-        rows.append(row)
+        for output in answer.output
+    ]
     certificate = answer.certificate
-    guarantee = "not certified here: another engine, device or set of forms"
-    if certificate is not None:
-        guarantee = (
-            f"within {certificate.epsilon:.4f} of the original's output, relative to its norm, for "
-            f"{1 - certificate.delta:.0%} of inputs like the {certificate.samples} it was "
-            f"certified on"
-        )
     return {
         "answers": rows,
         "profile": answer.profile,
         "reason": answer.reason,
         "warnings": list(answer.warnings),
         "certificate": None if certificate is None else asdict(certificate),
-        "guarantee": guarantee,
+        "guarantee": guarantee(certificate),
         "device": runtime.device.model_dump(),
     }
 

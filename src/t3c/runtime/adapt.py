@@ -14,7 +14,8 @@ from t3c.spec import Budget
 def held_back(
     choice: Choice, candidates: Sequence[Candidate], budget: Budget, asked: Asked
 ) -> Choice:
-    """As many profiles below the choice as is asked for, as far as the request allows.
+    """As many profiles below the choice as is asked for, none above a ceiling, as far as the
+    request allows.
 
     A smaller profile that breaks a limit or the drift cap, which the choice keeps, is passed over.
     So is, under limits, one that takes more of anything than some larger one: which are passed
@@ -22,17 +23,22 @@ def held_back(
     """
     names = [candidate.profile for candidate in candidates]
     at = names.index(choice.profile)
+    wished = [(at - asked.steps, asked.reasons[0])] if asked.steps else []
+    wished += [(names.index(name), why) for name, why in asked.ceilings if name in names]
+    most, reason = min(wished, default=(at, ""))
+    if most >= at:
+        return choice
     fit = [
         i
         for i in range(at)
         if _keeps(candidates[i], candidates[at], budget)
         and (not budget.limited or _least(candidates[i], candidates[i + 1 :]))
     ]
-    if not (fit and asked.steps):
+    if not fit:
         return choice
-    below = [i for i in fit if i <= at - asked.steps]
+    below = [i for i in fit if i <= most]
     taken = candidates[max(below) if below else min(fit)]
-    reason = f"held back from {choice.profile}: {asked.reasons[0]}"
+    reason = f"held back from {choice.profile}: {reason}"
     return Choice(taken.profile, reason, cap_warnings(taken, budget))
 
 

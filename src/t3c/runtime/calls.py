@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from t3c.errors import SpecError
 from t3c.runtime.engines.protocol import Array
+from t3c.runtime.monitor import Shift
 from t3c.runtime.select import Choice
 from t3c.spec import Budget
 
@@ -73,8 +75,8 @@ class Held:
 
     def _state(self) -> tuple[object, ...]:
         """What a choice depends on besides the budget."""
-        runtime = self._runtime
-        return runtime.signals.steps, runtime.alarm.raised, len(runtime.refused)
+        runtime, asked = self._runtime, self._runtime.signals.asked
+        return asked.steps, asked.ceilings, runtime.alarm.raised, len(runtime.refused)
 
     def __enter__(self) -> Held:
         return self
@@ -96,6 +98,21 @@ class Request:
     budget: Budget | None = None
 
 
+class Chosen(NamedTuple):
+    """A request that was checked, and the profile that is to serve it; `named` is one that was
+    asked for by name, in whose place no other serves."""
+
+    arrays: list[Array]
+    choice: Choice
+    budget: Budget | None = None
+    named: bool = False
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What requests have in common that can run as one batch."""
+        return self.choice.profile, self.named, tuple(array.shape[1:] for array in self.arrays)
+
+
 def answer_all(runtime: Runtime, requests: Iterable[Request]) -> list[Answer]:
     """The answers to requests, in order; those that one profile serves run as one batch.
 
@@ -105,29 +122,75 @@ def answer_all(runtime: Runtime, requests: Iterable[Request]) -> list[Answer]:
     if any(not isinstance(request, Request) for request in requests):
         raise SpecError("requests are t3c.Request(inputs, budget)")
     arrays = [runtime.check(request.inputs) for request in requests]
+    chosen = [
+        Chosen(given, runtime.choose(request.budget, given[0]), request.budget)
+        for given, request in zip(arrays, requests, strict=True)
+    ]
     lots: dict[tuple[object, ...], list[int]] = {}
-    choices: list[Choice] = []
-    for index, (given, request) in enumerate(zip(arrays, requests, strict=True)):
-        choices.append(runtime.choose(request.budget, given[0]))
-        shapes = tuple(array.shape[1:] for array in given)
-        lots.setdefault((choices[-1].profile, shapes), []).append(index)
+    for index, one in enumerate(chosen):
+        lots.setdefault(one.alike, []).append(index)
     answers: dict[int, Answer] = {}
     for members in lots.values():
-        first = members[0]
-        choice, lease = runtime.lease(choices[first])
-        columns = zip(*(arrays[index] for index in members), strict=True)
-        with lease as session:
-            joined = [np.concatenate(column) for column in columns]
-            outputs, shift = runtime.run(choice.profile, session, joined)
-        fell_back = choice is not choices[first]
-        why = choice.warnings[len(choices[first].warnings) :]
-        start = 0
-        for index in members:
-            end = start + len(arrays[index][0])
-            mine = [np.ascontiguousarray(output[start:end]) for output in outputs]
-            said = choices[index]
-            if fell_back:  # with what is said of its own budget, not of another's
-                said = replace(choice, warnings=(*said.warnings, *why))
-            answers[index] = runtime.told(mine, said, requests[index].budget, shift)
-            start = end
+        lot = answer_lot(runtime, [chosen[index] for index in members])
+        answers.update(zip(members, lot, strict=True))
     return [answers[index] for index in range(len(requests))]
+
+
+def answer_lot(runtime: Runtime, lot: Sequence[Chosen], largest: int | None = None) -> list[Answer]:
+    """The answers to requests that are alike, run as one batch, or in parts.
+
+    With `largest`, parts are of that many samples or of smaller powers of two: an engine that
+    compiles for each batch size then has few of them to compile.
+    """
+    first = lot[0]
+    choice, lease = runtime.lease(first.choice, named=first.named)
+    whole = [np.concatenate(c) for c in zip(*(one.arrays for one in lot), strict=True)]
+    shifts: list[Shift] = []
+
+    def run(part: list[Array]) -> list[Array]:
+        outputs, shift = runtime.run(choice.profile, session, part)
+        shifts.extend([shift] if shift is not None else [])
+        return outputs
+
+    with lease as session:
+        joined = in_parts(run, whole, largest)
+    shift = shifts[0] if shifts else None
+    why = choice.warnings[len(first.choice.warnings) :]
+    answers, start = [], 0
+    for one in lot:
+        end = start + len(one.arrays[0])
+        mine = [np.ascontiguousarray(output[start:end]) for output in joined]
+        said = one.choice
+        if choice is not first.choice:  # with what is said of its own budget, not of another's
+            said = replace(choice, warnings=(*said.warnings, *why))
+        answers.append(runtime.told(mine, said, one.budget, shift))
+        start = end
+    return answers
+
+
+def in_parts(
+    run: Callable[[list[Array]], list[Array]], arrays: list[Array], largest: int | None
+) -> list[Array]:
+    """What `run` makes of arrays (n, ...), by parts of at most `largest` samples."""
+    parts = _parts(len(arrays[0]), largest)
+    if len(parts) == 1:
+        return run(arrays)
+    made = [run([array[start:end] for array in arrays]) for start, end in parts]
+    return [np.concatenate(column) for column in zip(*made, strict=True)]
+
+
+def part_sizes(rows: int, largest: int) -> list[int]:
+    """So many samples as parts of `largest`, a power of two, and of smaller ones.
+
+    >>> part_sizes(13, 4)
+    [4, 4, 4, 1]
+    """
+    sizes = [largest] * (rows // largest)
+    rest = rows % largest
+    return sizes + [1 << bit for bit in reversed(range(rest.bit_length())) if rest >> bit & 1]
+
+
+def _parts(rows: int, largest: int | None) -> list[tuple[int, int]]:
+    """Where each part begins and ends."""
+    ends = list(accumulate([rows] if largest is None else part_sizes(rows, largest)))
+    return list(zip([0, *ends], ends, strict=False))

@@ -77,13 +77,19 @@ class Chooser:
         if seen is None and (known := memory.choices.get(budget)) is not None:
             return known
         choice = select(candidates, budget, self._proposal(budget, seen))
-        if asked.steps and raised is None:
+        if (asked.steps or asked.ceilings) and raised is None:
             choice = held_back(choice, candidates, budget, asked)
         if raised is not None:
             choice = made_safer(choice, candidates, budget, raised.trusted)
         if seen is None:
             memory.choices[budget] = choice
         return choice
+
+    def least(self, budget: Budget) -> str:
+        """The smallest profile that load may bring a request of this budget to."""
+        candidates = self.candidates
+        chosen = select(candidates, budget)
+        return held_back(chosen, candidates, budget, Asked(len(candidates), ("load",))).profile
 
     def named(self, profile: str) -> Choice:
         """A profile that was asked for by name; flagged if activations have moved."""

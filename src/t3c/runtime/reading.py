@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -13,6 +13,11 @@ from t3c.artifact.manifest import ModelEntry
 from t3c.errors import DataError
 from t3c.runtime.engines.protocol import Array
 from t3c.spec import ImageSpec
+
+# What Pillow raises for files that are no pictures, or broken or hostile ones.
+PICTURE_ERRORS = (
+    UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError,
+)  # fmt: skip
 
 
 def read_input(path: Path, model: ModelEntry) -> Any:
@@ -68,15 +73,16 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise DataError(f"{path}: not readable: {error}") from error
 
 
-def read_picture(path: Path, spec: ImageSpec) -> Array:
-    """A picture as float32 (channels, height, width)."""
+def read_picture(source: Path | IO[bytes], spec: ImageSpec) -> Array:
+    """A picture as float32 (channels, height, width), from a file or from one that is open."""
+    name = source if isinstance(source, Path) else "the picture"
     try:
-        with Image.open(path) as picture:
+        with Image.open(source) as picture:
             mode = "L" if len(spec.mean) == 1 else "RGB"
             size = (spec.width, spec.height)
             resized = picture.convert(mode).resize(size, Image.Resampling.BILINEAR)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-        raise DataError(f"{path}: neither an array nor a picture: {error}") from error
+    except PICTURE_ERRORS as error:
+        raise DataError(f"{name}: neither an array nor a picture: {error}") from error
     values = np.asarray(resized, dtype=np.float32).reshape(spec.height, spec.width, -1) / 255
     mean, std = (np.asarray(v, dtype=np.float32) for v in (spec.mean, spec.std))
     values = (values - mean) / std

@@ -1,4 +1,4 @@
-"""Heat and load: what asks a runtime to serve smaller profiles for a while."""
+"""Heat, charge and load: what asks a runtime to serve smaller profiles for a while."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ PATIENCE = 1.0  # seconds that leaving waits for a source that is being read
 
 @dataclass(frozen=True)
 class Pressure:
-    """A source asks to stay `steps` profiles below what would be served else; 0 withdraws."""
+    """A source asks to stay `steps` profiles below what would be served else, and to serve none
+    above `ceiling`; 0 and None withdraw."""
 
     source: str
     steps: int
     reason: str
+    ceiling: str | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 0:
@@ -42,10 +44,12 @@ class Source(Protocol):
 
 
 class Asked(NamedTuple):
-    """What all sources together ask for: the most of their steps, and why, the most first."""
+    """What all sources together ask for: the most of their steps, and why, the most first; and the
+    profiles that are to serve at most, with the reason for each."""
 
     steps: int
     reasons: tuple[str, ...]
+    ceilings: tuple[tuple[str, str], ...] = ()
 
 
 class Signals:
@@ -73,16 +77,20 @@ class Signals:
         return self.asked.reasons
 
     def post(self, pressure: Pressure) -> bool:
-        """Take what a source says in place of what it said before; whether `steps` changed."""
+        """Take what a source says in place of what it said before; whether what is asked for
+        changed."""
         with self._lock:
-            before = self.asked.steps
+            before = self.asked.steps, self.asked.ceilings
             self._active.pop(pressure.source, None)
-            if pressure.steps:
+            if pressure.steps or pressure.ceiling is not None:
                 self._active[pressure.source] = pressure
             active = sorted(self._active.values(), key=lambda p: (-p.steps, p.source))
-            steps = active[0].steps if active else 0
-            self.asked = Asked(steps, tuple(p.reason for p in active))
-            return steps != before
+            self.asked = Asked(
+                active[0].steps if active else 0,
+                tuple(p.reason for p in active),
+                tuple((p.ceiling, p.reason) for p in active if p.ceiling is not None),
+            )
+            return (self.asked.steps, self.asked.ceilings) != before
 
     @contextmanager
     def watching(self, source: Source, every: float = 1.0) -> Iterator[None]:
@@ -243,6 +251,51 @@ class CpuPressure:
         bounds = f"high above {self._state.high:g}, low below {self._state.low:g}"
         steps = self._state.take(share)
         return Pressure(self.name, steps, f"work waits for a cpu {share:.1f}% of time ({bounds})")
+
+
+class Battery:
+    """How full the emptiest battery is that is being drained, in %; mains asks for nothing."""
+
+    name = "battery"
+
+    def __init__(
+        self,
+        low: float = 20.0,
+        full: float = 40.0,
+        root: Path = Path("/sys/class/power_supply"),
+        *,
+        again: int = 2,
+        dwell: float = 60.0,
+        most: int = 3,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.root = root
+        # What is asked for rises as the charge falls.
+        self._state = Hysteresis(-low, -full, again=again, dwell=dwell, most=most, clock=clock)
+
+    def read(self) -> Pressure:
+        """Batteries that cannot be read are left out; where none is drained, steps are let go."""
+        found = {supply.name: _drained(supply) for supply in sorted(self.root.glob("*"))}
+        shares = {name: value for name, value in found.items() if value is not None}
+        if not shares:
+            steps = self._state.take(-100.0)
+            return Pressure(self.name, steps, f"{self.root} has no battery that is being drained")
+        emptiest = min(shares, key=shares.__getitem__)
+        steps = self._state.take(-shares[emptiest])
+        bounds = f"low below {-self._state.high:g}, full above {-self._state.low:g}"
+        return Pressure(self.name, steps, f"{emptiest} is at {shares[emptiest]:.0f}% ({bounds})")
+
+
+def _drained(supply: Path) -> float | None:
+    """The charge of a battery that feeds the machine."""
+    try:
+        if (supply / "type").read_text().strip() != "Battery":
+            return None
+        if (supply / "status").read_text().strip() != "Discharging":
+            return None
+        return float((supply / "capacity").read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _degrees(zone: Path) -> float | None:

@@ -1,0 +1,121 @@
+"""`t3c serve`: an artifact over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from t3c.cli.app import ArtifactArg, EngineOpt, ThreadsOpt, app, err, need, progress, watcher
+from t3c.errors import DataError, SpecError
+from t3c.runtime.monitor import MonitorConfig
+from t3c.spec import Budget
+
+TOKEN = "T3C_ADMIN_TOKEN"
+
+
+@app.command()
+def serve(
+    artifact: ArtifactArg,
+    host: Annotated[str, typer.Option(help="Address to listen at")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 for any that is free")] = 8000,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name clients may call it by; may be repeated")
+    ] = None,
+    engine: EngineOpt = "openvino",
+    threads: ThreadsOpt = None,
+    lanes: Annotated[int, typer.Option(min=1, help="Requests that run side by side")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples that run as one; default as helps")
+    ] = None,
+    objective_ms: Annotated[
+        float | None, typer.Option(help="What a request may take; default 10 times the largest")
+    ] = None,
+    latency_ms: Annotated[float | None, typer.Option(help="Standing budget of the model")] = None,
+    size_mb: Annotated[float | None, typer.Option(help="Standing budget of the size")] = None,
+    drift: Annotated[float | None, typer.Option(help="Standing cap on drift")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Serve this one whatever the load, unless asked")
+    ] = None,
+    watch: Annotated[
+        list[str] | None, typer.Option(help="thermal, cpu or battery; may be repeated")
+    ] = None,
+    monitor: Annotated[bool, typer.Option("--monitor", help="Watch for moved activations")] = False,
+    memory_mb: Annotated[float | None, typer.Option(help="Cap on compiled profiles")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second of one client")] = None,
+    waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait")] = 256,
+    body_mb: Annotated[float, typer.Option(help="Largest body")] = 64.0,
+    rows: Annotated[int, typer.Option(min=1, help="Samples of one request at most")] = 64,
+    drain_seconds: Annotated[
+        float, typer.Option(help="Go on for so long, not ready, once told to stop")
+    ] = 0.0,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"Admin token; default {TOKEN}, else one is made")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Reload when the artifact changes; also on SIGHUP")
+    ] = False,
+    access_log: Annotated[
+        Path | None, typer.Option(help="File for a line of JSON a request; - for stdout")
+    ] = None,
+) -> None:
+    """Serve an artifact over HTTP: the Open Inference Protocol, budgets, a dashboard."""
+    need("fastapi", "serve")
+    need("uvicorn", "serve")
+    need("prometheus_client", "serve")
+    from t3c.serve.config import Limits, ServeConfig
+    from t3c.serve.run import Address
+    from t3c.serve.run import serve as run
+    from t3c.serve.versions import Origin
+
+    config = ServeConfig(
+        objective_ms=objective_ms, budget=Budget(latency_ms, size_mb, None, drift), lanes=lanes,
+        batch=batch, fixed=profile, watch=tuple(watch or ()), drain_seconds=drain_seconds,
+        limits=Limits(rate=rate, waiting=waiting, body_mb=body_mb, rows=rows),
+    )  # fmt: skip
+    origin = Origin(
+        artifact, engine, threads, memory_mb, MonitorConfig() if monitor else None
+    )  # fmt: skip
+    _log_to(access_log)
+    with progress() as bar:
+
+        def say(text: str) -> None:
+            bar.stop()
+            err.print(text, soft_wrap=True)
+
+        run(
+            origin, config, Address(host, port, tuple(allow_host or ())), token=_token(token_file),
+            follow=follow, say=say, watch=watcher(bar),
+        )  # fmt: skip
+
+
+def _token(file: Path | None) -> str | None:
+    """The admin token of a file, or of the environment."""
+    token = os.environ.get(TOKEN)
+    if file is not None:
+        if not file.is_file():
+            raise DataError(f"{file}: no such file")
+        token = file.read_text().strip()
+    if token is not None and len(token) < 16:
+        raise SpecError("the admin token must have at least 16 characters")
+    return token
+
+
+def _log_to(access: Path | None) -> None:
+    """What happens goes to stderr; requests, a line of JSON each, to where they are wanted."""
+    events = logging.StreamHandler()
+    events.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logging.getLogger("t3c.serve").addHandler(events)
+    if access is None:
+        return
+    plain = str(access) == "-"
+    handler = logging.StreamHandler(sys.stdout) if plain else logging.FileHandler(access)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    requests = logging.getLogger("t3c.access")
+    requests.addHandler(handler)
+    requests.setLevel(logging.INFO)
+    requests.propagate = False

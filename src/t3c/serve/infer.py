@@ -1,0 +1,204 @@
+"""`/v2`: the Open Inference Protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from t3c.errors import DataError
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.standing import guarantee
+from t3c.serve.gate import ARRIVED, TOLD, read_body
+from t3c.serve.protocol import (
+    HEADER_LENGTH,
+    NAMES,
+    Asked,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    OutputTensor,
+    ServerMetadata,
+    encode_response,
+    metadata,
+    parse_request,
+)
+from t3c.serve.scheduler import Served
+from t3c.serve.service import Service
+from t3c.version import __version__
+
+router = APIRouter(tags=["Open Inference Protocol"])
+
+
+class NotServedError(DataError):
+    """A model, version or file that is not served here."""
+
+
+class Error(BaseModel):
+    error: str
+
+
+class Ready(BaseModel):
+    ready: bool
+
+
+class Live(BaseModel):
+    live: bool
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Error, "description": "what was sent cannot be"},
+    404: {"model": Error, "description": "not served here"},
+    429: {"model": Error, "description": "too much is asked now; see Retry-After"},
+    503: {"model": Error, "description": "starting or stopping"},
+}
+BODY_ERRORS = {
+    **ERRORS,
+    408: {"model": Error, "description": "the body did not come in time"},
+    413: {"model": Error, "description": "the body is too large"},
+}
+INFER = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": InferRequest.model_json_schema(
+                ref_template="#/components/schemas/{model}"
+            )},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}  # fmt: skip
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+@router.get("/v2", response_model=ServerMetadata)
+async def server() -> ServerMetadata:
+    """The server's name, version and extensions."""
+    return ServerMetadata(name="t3c", version=__version__, extensions=["binary_tensor_data"])
+
+
+@router.get("/v2/health/live", response_model=Live, responses={503: {"model": Live}})
+async def live(request: Request) -> Response:
+    """Whether the server works; if not, start it anew."""
+    alive = service_of(request).live
+    return JSONResponse({"live": alive}, 200 if alive else 503)
+
+
+@router.get("/v2/health/ready", response_model=Ready, responses={503: {"model": Ready}})
+async def ready(request: Request) -> Response:
+    """Whether requests are answered now."""
+    up = service_of(request).ready
+    return JSONResponse({"ready": up}, 200 if up else 503)
+
+
+@router.get("/v2/models/{model}/versions/{version}/ready", response_model=Ready, responses=ERRORS)
+@router.get("/v2/models/{model}/ready", response_model=Ready, responses=ERRORS)
+async def model_ready(request: Request, model: str, version: str | None = None) -> Response:
+    """Whether the model is served now."""
+    service = service_of(request)
+    _check_name(service, model, version)
+    return JSONResponse({"ready": service.ready}, 200 if service.ready else 503)
+
+
+@router.get("/v2/models/{model}/versions/{version}", response_model=ModelMetadata, responses=ERRORS)
+@router.get("/v2/models/{model}", response_model=ModelMetadata, responses=ERRORS)
+async def model_metadata(request: Request, model: str, version: str | None = None) -> ModelMetadata:
+    """What the model takes and gives."""
+    service = service_of(request)
+    _check_name(service, model, version)
+    entry = service.version.model
+    return ModelMetadata(
+        name=entry.name, versions=[service.version.name], platform="t3c",
+        inputs=[metadata(one) for one in entry.inputs],
+        outputs=[metadata(one) for one in entry.outputs],
+    )  # fmt: skip
+
+
+@router.post(
+    "/v2/models/{model}/versions/{version}/infer", response_model=InferResponse,
+    responses=BODY_ERRORS, openapi_extra=INFER,
+)  # fmt: skip
+@router.post(
+    "/v2/models/{model}/infer", response_model=InferResponse, responses=BODY_ERRORS,
+    openapi_extra=INFER,
+)  # fmt: skip
+async def infer(request: Request, model: str, version: str | None = None) -> Response:
+    """Answer within a budget, which `parameters` name; the answer's name the profile."""
+    service = service_of(request)
+    _check_name(service, model, version)
+    limits, headers = service.config.limits, request.headers
+    body = await read_body(request, limits)
+    asked = parse_request(body, headers.get(HEADER_LENGTH), int(limits.json_mb * 1e6))
+    _wanted(service, asked)
+    with request.app.state.tracing.span("infer", headers) as attributes:
+        served = await service.infer(
+            asked.inputs, asked.budget, asked.profile,
+            arrived=request.scope[ARRIVED], deadline_ms=asked.deadline_ms,
+        )  # fmt: skip
+        attributes.update({f"t3c.{k}": v for k, v in _standing(served, ()).items()})
+    request.scope[TOLD].update(
+        profile=served.answer.profile, rows=len(served.answer.output),
+        waited_ms=round(served.waited_ms, 3), late=served.late, id=asked.id,
+    )  # fmt: skip
+    return _response(service, asked, served)
+
+
+def _response(service: Service, asked: Asked, served: Served) -> Response:
+    arrays: dict[str, Array] = dict(
+        zip([o.name for o in service.version.model.outputs], served.answer.outputs, strict=False)
+    )
+    names = asked.wanted or list(arrays)
+    chosen = [arrays[name] for name in names]
+    answer = InferResponse(
+        model_name=service.version.model.name, model_version=service.version.name, id=asked.id,
+        parameters=_standing(served, asked.warnings),
+        outputs=[
+            OutputTensor(name=n, shape=list(a.shape), datatype=NAMES[str(a.dtype)])
+            for n, a in zip(names, chosen, strict=True)
+        ],
+    )  # fmt: skip
+    body, headers = encode_response(answer, chosen, asked.binary)
+    headers["t3c-profile"] = served.answer.profile
+    certificate = served.answer.certificate
+    headers["t3c-epsilon"] = "none" if certificate is None else f"{certificate.epsilon:.6g}"
+    return Response(body, headers=headers)
+
+
+def _standing(served: Served, warnings: tuple[str, ...]) -> dict[str, Any]:
+    """What an answer stands for, as parameters, which are plain values."""
+    answer, certificate = served.answer, served.answer.certificate
+    return {
+        "profile": answer.profile,
+        "reason": answer.reason,
+        "certified": certificate is not None,
+        "epsilon": None if certificate is None else certificate.epsilon,
+        "delta": None if certificate is None else certificate.delta,
+        "guarantee": guarantee(certificate),
+        "flagged": answer.flagged,
+        "late": served.late,
+        "waited_ms": round(served.waited_ms, 3),
+        "ran_ms": round(served.ran_ms, 3),
+        "warnings": "; ".join((*warnings, *answer.warnings)) or None,
+    }
+
+
+def _wanted(service: Service, asked: Asked) -> None:
+    """Refuse outputs that the model does not have, before it runs."""
+    known = [output.name for output in service.version.model.outputs]
+    unknown = [name for name in asked.wanted or () if name not in known]
+    if unknown:
+        raise DataError(f"no output {unknown[0]!r}: there are {', '.join(known)}")
+
+
+def _check_name(service: Service, model: str, version: str | None) -> None:
+    mine = service.version
+    if model != mine.model.name:
+        raise NotServedError(f"no model {model[:100]!r}: {mine.model.name} is served")
+    if version not in (None, mine.name):
+        raise NotServedError(f"no version {str(version)[:100]!r}: {mine.name} is served")

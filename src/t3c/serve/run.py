@@ -1,0 +1,178 @@
+"""A server process: its socket, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from t3c.errors import SpecError, T3CError
+from t3c.serve.app import build_app
+from t3c.serve.config import ServeConfig
+from t3c.serve.service import Service
+from t3c.serve.tracing import configured_tracing
+from t3c.serve.versions import Origin, Watch
+
+log = logging.getLogger("t3c.serve")
+
+KEEP_ALIVE = 30  # seconds
+BEYOND = 256  # connections beyond the requests that may wait, for health and the like
+POLL_SECONDS = 2.0  # between looks at the artifact's manifest
+NAMES = ["localhost", "127.0.0.1", "[::1]", "::1"]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens. Names that clients may call a loopback server by are its own: a page
+    elsewhere cannot have a browser call it by another."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise SpecError(f"port must be from 0 to 65535, got {self.port}")
+
+    @property
+    def loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def allowed(self) -> list[str]:
+        return list(self.hosts) or ([*NAMES, self.host] if self.loopback else ["*"])
+
+    def open(self) -> socket.socket:
+        """A socket that is bound, or one clear error."""
+        try:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            bound = socket.socket(family, socket.SOCK_STREAM)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((self.host, self.port))
+        except OSError as error:
+            reason = error.strerror or error
+            raise SpecError(f"cannot listen at {self.host}:{self.port}: {reason}") from error
+        return bound
+
+
+class _Server(uvicorn.Server):
+    """Told to stop, it is no longer ready, goes on for a while, and then stops."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        service, seconds = self._service, self._service.config.drain_seconds
+        if service.state == "draining" or not seconds:
+            super().handle_exit(sig, frame)
+            return
+        service.state = "draining"
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(loop.call_later, seconds, super().handle_exit, sig, frame)
+
+
+def serve(
+    origin: Origin,
+    config: ServeConfig,
+    address: Address,
+    *,
+    token: str | None = None,
+    follow: bool = False,
+    say: Callable[[str], object] = lambda text: None,
+    watch: Watch = lambda what, done, total: None,
+) -> None:
+    """Serve an artifact until told to stop. Without a token one is made, and said."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(origin, config, address, token, follow, say, watch))
+
+
+async def _serve(
+    origin: Origin,
+    config: ServeConfig,
+    address: Address,
+    token: str | None,
+    follow: bool,
+    say: Callable[[str], object],
+    watch: Watch,
+) -> None:
+    service, tracing = Service(origin, config), configured_tracing()
+    with contextlib.closing(address.open()) as bound:
+        await service.start(watch)
+        made = token or secrets.token_urlsafe(24)
+        app = build_app(service, token=made, hosts=address.allowed, tracing=tracing)
+        server = _Server(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", server_header=False,
+                limit_concurrency=config.limits.waiting + BEYOND, timeout_keep_alive=KEEP_ALIVE,
+            ),
+            service,
+        )  # fmt: skip
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        url = f"http://{host}:{bound.getsockname()[1]}"
+        say(_told(service, url, None if token else made))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(_reload(service)))
+        following = loop.create_task(_follow(service, origin.path)) if follow else None
+        try:
+            await server.serve(sockets=[bound])
+        finally:
+            if following is not None:
+                following.cancel()
+            await service.stop()
+            tracing.close()
+
+
+def _told(service: Service, url: str, made: str | None) -> str:
+    version, policy = service.version, service.scheduler.policy
+    model, note = version.model.name, version.runtime.note
+    dashboard = f"{url}/#token={made}" if made else f"{url}/"
+    objective, largest = policy.config.objective_ms, version.pace.largest
+    what = f"{len(policy.chain)} profiles, batches of up to {largest}"
+    lines = [
+        f"{model} {version.name}: {what}, objective {objective:.3g} ms",
+        f"protocol  {url}/v2/models/{model}/infer",
+        f"dashboard {dashboard}",
+    ]
+    return "\n".join([*lines, *([f"warning: {note}"] if note else [])])
+
+
+async def _reload(service: Service) -> None:
+    """Load what is at the path now; where that fails, the old one serves on, and it is said."""
+    try:
+        log.warning("reloaded: %s", await service.reload())
+    except (T3CError, OSError, MemoryError) as error:
+        log.error("not reloaded: %s", error)
+
+
+async def _follow(service: Service, path: Path) -> None:
+    """Reload whenever the manifest is another, once for each."""
+    manifest = path / "manifest.json"
+    seen = _stamp(manifest)
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        now = _stamp(manifest)
+        if now not in (seen, None):
+            seen = now
+            await _reload(service)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino

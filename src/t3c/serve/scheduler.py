@@ -1,0 +1,331 @@
+"""Requests with deadlines in a queue, answered by a few lanes: in time, smaller, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from t3c.certify.drift import relative_drift
+from t3c.errors import RefusedError, T3CError, UnavailableError
+from t3c.runtime.calls import Chosen, answer_lot, in_parts
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.runtime import Answer, Runtime
+from t3c.runtime.signals import Pressure
+from t3c.serve.pace import Pace
+from t3c.serve.policy import Due, LoadPolicy
+from t3c.spec import Budget
+
+LOAD = "load"  # the source that lowers profiles for load
+TICK = 0.25  # seconds
+SHADOWED = 0.25  # of the objective: a shadow that takes longer is left out
+
+
+class Served(NamedTuple):
+    """An answer, how long it waited and ran, and whether its deadline had passed by then."""
+
+    answer: Answer
+    waited_ms: float
+    ran_ms: float
+    late: bool
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request in the queue. `deadline` is what the server plans by, `due` what was promised;
+    `least` is the smallest profile that may serve it. Times are of the loop's clock."""
+
+    arrays: list[Array]
+    budget: Budget
+    profile: str | None
+    least: str
+    arrived: float
+    deadline: float
+    due: float
+    answered: asyncio.Future[Served] = field(repr=False)
+
+    @property
+    def rows(self) -> int:
+        return len(self.arrays[0])
+
+
+class Scheduler:
+    """Answers for one runtime; every method but those of its threads is of the event loop.
+
+    `on_swap` hears of a profile that takes another's place, and why; `on_drift` of a profile and
+    how far its answers (n,) were from the largest one's.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        pace: Pace,
+        policy: LoadPolicy,
+        *,
+        waiting: int = 256,
+        shadow: float = 0.0,
+        fixed: str | None = None,
+        on_swap: Callable[[str, str, str], object] = lambda before, after, why: None,
+        on_drift: Callable[[str, Sequence[float]], object] = lambda profile, drifts: None,
+    ) -> None:
+        self.runtime, self.pace, self.policy = runtime, pace, policy
+        self.fixed = fixed
+        self.serving: str | None = None
+        self.ceiling = policy.chain[-1]
+        self.downshifted = 0  # requests that load brought below the profile they would have had
+        self._most, self._shadow = waiting, shadow
+        self._on_swap, self._on_drift = on_swap, on_drift
+        self._queue: list[Ticket] = []
+        self._running: dict[int, tuple[float, int]] = {}  # by lane: until when, how many requests
+        self._some, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._threads = ThreadPoolExecutor(policy.lanes, thread_name_prefix="t3c-lane")
+        self._lanes = [asyncio.ensure_future(self._lane(index)) for index in range(policy.lanes)]
+        self._ticking = asyncio.ensure_future(self._tick())
+        self._closed = False
+        self._random = random.Random(0)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a lane has ended that should not have."""
+        return not self._closed and any(task.done() for task in (*self._lanes, self._ticking))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are neither answered nor refused."""
+        return len(self._queue) + sum(count for _, count in self._running.values())
+
+    async def answer(
+        self,
+        arrays: list[Array],
+        budget: Budget,
+        profile: str | None = None,
+        *,
+        arrived: float | None = None,
+        deadline_ms: float | None = None,
+    ) -> Served:
+        """The answer to inputs that were checked, or RefusedError as soon as that is known."""
+        now = time.monotonic()
+        ticket = self._ticket(
+            arrays, budget, profile, now if arrived is None else arrived, deadline_ms
+        )
+        self.policy.arrived(now, ticket.rows)
+        self._admit(ticket, now)
+        bisect.insort(self._queue, ticket, key=lambda one: one.deadline)
+        self._idle.clear()
+        self._some.set()
+        return await ticket.answered
+
+    async def drain(self) -> None:
+        """Wait until all that was admitted is answered."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Refuse what is new, answer what waits, let threads and sessions go."""
+        self._closed = True
+        await self.drain()
+        tasks = (*self._lanes, self._ticking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        self.runtime.signals.post(Pressure(LOAD, 0, "not served"))
+        self.runtime.close()
+
+    def _ticket(
+        self,
+        arrays: list[Array],
+        budget: Budget,
+        profile: str | None,
+        arrived: float,
+        deadline_ms: float | None,
+    ) -> Ticket:
+        config = self.policy.config
+        promised = config.objective_ms if deadline_ms is None else deadline_ms
+        named = self.fixed if profile is None else profile
+        return Ticket(
+            arrays, budget, named, named or self.runtime.chooser.least(budget), arrived,
+            arrived + promised * (1 - config.margin) / 1e3, arrived + promised / 1e3,
+            asyncio.get_running_loop().create_future(),
+        )  # fmt: skip
+
+    def _admit(self, ticket: Ticket, now: float) -> None:
+        """Refuse what cannot be in time even if all that is before it is served by the smallest."""
+        if self._closed:
+            raise UnavailableError("the server is stopping")
+        if self.waiting >= self._most:
+            raise RefusedError(f"{self.waiting} requests are waiting, the most there may be")
+        ahead = sum(max(0.0, until - now) for until, _ in self._running.values())
+        for one in self._queue:
+            if one.deadline > ticket.deadline:
+                break
+            ahead += self.pace.expected(one.least, one.rows) / 1e3
+        own = self.pace.expected(ticket.least, ticket.rows) / 1e3
+        late = now + ahead / self.policy.lanes + own - ticket.deadline
+        if late > 0:
+            raise self._too_late(
+                ticket,
+                late,
+                f"{1e3 * own:.3g} ms of {ticket.least} behind "
+                f"{1e3 * ahead / self.policy.lanes:.3g} ms of others",
+            )
+
+    def _too_late(self, ticket: Ticket, late: float, why: str) -> RefusedError:
+        promised = (ticket.due - ticket.arrived) * 1e3
+        return RefusedError(f"cannot be answered within {promised:.3g} ms: {why}", late)
+
+    async def _lane(self, index: int) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._some.wait()
+            lot, chosen = self._take()
+            if not lot:
+                continue
+            profile, rows = chosen[0].choice.profile, sum(ticket.rows for ticket in lot)
+            start = time.monotonic()
+            expected = self.pace.expected(profile, rows) / 1e3
+            self._running[index] = start + expected, len(lot)
+            try:
+                answers = await loop.run_in_executor(
+                    self._threads, answer_lot, self.runtime, chosen, self.pace.largest
+                )
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # whatever it is, it is told to those who wait
+                for ticket in lot:
+                    _fail(ticket, error)
+            else:
+                self._hand_out(lot, answers, start, rows)
+                await self._maybe_shadow(index, chosen[0], answers[0])
+            self._running.pop(index, None)
+            if not self.waiting:
+                self._idle.set()
+
+    async def _tick(self) -> None:
+        """Go up again also while no request comes."""
+        while True:
+            await asyncio.sleep(TICK)
+            self._set_ceiling(time.monotonic())
+
+    def _take(self) -> tuple[list[Ticket], list[Chosen]]:
+        """The next lot: the most urgent request, and others that can run with it."""
+        now = time.monotonic()
+        self._refuse_late(now)
+        if not self._queue:
+            self._some.clear()
+            if not self.waiting:
+                self._idle.set()
+            return [], []
+        self._set_ceiling(now)
+        head = self._queue.pop(0)
+        first = self._chosen(head)
+        if first is None:
+            return [], []
+        lot, chosen, rows = [head], [first], head.rows
+        left = []
+        for ticket in self._queue:
+            total = rows + ticket.rows
+            also = self._chosen(ticket) if total <= self.pace.largest else None
+            took = self.pace.expected(first.choice.profile, total) / 1e3
+            if also is None or also.alike != first.alike or now + took > head.deadline:
+                left.append(ticket)
+                continue
+            lot.append(ticket)
+            chosen.append(also)
+            rows = total
+        self._queue = left
+        return lot, chosen
+
+    def _refuse_late(self, now: float) -> None:
+        """Refuse what waited for so long that no profile answers it in time any more."""
+        kept = []
+        for ticket in self._queue:
+            late = now + self.pace.expected(ticket.least, ticket.rows) / 1e3 - ticket.due
+            if late > 0:
+                waited = (
+                    f"waited {1e3 * (now - ticket.arrived):.3g} ms, {ticket.least} takes longer"
+                )
+                _fail(ticket, self._too_late(ticket, late, waited))
+            elif not ticket.answered.done():  # else its client has gone
+                kept.append(ticket)
+        self._queue = kept
+
+    def _set_ceiling(self, now: float) -> None:
+        """Say to the runtime how far up load allows to go."""
+        policy = self.policy
+        policy.move(now)
+        due = [Due(ticket.rows, ticket.deadline) for ticket in self._queue]
+        name, top = policy.ceiling(now, due), policy.chain[-1]
+        if name == self.ceiling:
+            return
+        self.ceiling = name
+        share = policy.utilization(now, top)
+        why = f"load would take {share:.0%} of {top}'s time, {len(due)} waiting"
+        asked = None if name == top else name
+        self.runtime.signals.post(Pressure(LOAD, 0, why, ceiling=asked))
+
+    def _chosen(self, ticket: Ticket) -> Chosen | None:
+        """A request with its profile; None where there is none, which its client is told."""
+        try:
+            if ticket.profile is not None:
+                choice = self.runtime.chooser.named(ticket.profile)
+            else:
+                choice = self.runtime.choose(ticket.budget, ticket.arrays[0])
+        except T3CError as error:
+            _fail(ticket, error)
+            return None
+        return Chosen(ticket.arrays, choice, ticket.budget, ticket.profile is not None)
+
+    def _hand_out(
+        self, lot: Sequence[Ticket], answers: Sequence[Answer], start: float, rows: int
+    ) -> None:
+        now = time.monotonic()
+        ran = (now - start) * 1e3
+        self.pace.saw(answers[0].profile, rows, ran)
+        for ticket, answer in zip(lot, answers, strict=True):
+            if not ticket.answered.done():
+                waited = (start - ticket.arrived) * 1e3
+                ticket.answered.set_result(Served(answer, waited, ran, now > ticket.due))
+            self.downshifted += answer.reason.startswith("held back")
+        self._note_swap(answers[-1])
+
+    def _note_swap(self, answer: Answer) -> None:
+        before, self.serving = self.serving, answer.profile
+        if before not in (None, answer.profile):
+            self._on_swap(str(before), answer.profile, answer.reason)
+
+    async def _maybe_shadow(self, index: int, one: Chosen, answer: Answer) -> None:
+        """Ask the largest profile as well, now and then, while nobody waits for the lane."""
+        top = self.policy.chain[-1]
+        took = self.pace.careful(top, len(one.arrays[0]))
+        rare = self._random.random() >= self._shadow
+        if rare or self._queue or answer.profile == top or len(self.policy.chain) < 2:
+            return
+        if took > SHADOWED * self.policy.config.within_ms:
+            return
+        self._running[index] = time.monotonic() + took / 1e3, 0
+        loop = asyncio.get_running_loop()
+        drifts = await loop.run_in_executor(
+            self._threads, _shadowed, self.runtime, top, one.arrays, answer, self.pace.largest
+        )
+        self._on_drift(answer.profile, drifts)
+
+
+def _shadowed(
+    runtime: Runtime, top: str, arrays: list[Array], answer: Answer, largest: int
+) -> list[float]:
+    """How far an answer is from the largest profile's; that is no call of a client's."""
+    with runtime.pool.lease(top) as session:
+        wanted = in_parts(session.run, arrays, largest)
+    found: list[float] = relative_drift(answer.output, wanted[0]).tolist()
+    return found
+
+
+def _fail(ticket: Ticket, error: Exception) -> None:
+    if not ticket.answered.done():
+        ticket.answered.set_exception(error)

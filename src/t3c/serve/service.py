@@ -1,0 +1,324 @@
+"""What is served now: one version of an artifact, its queue, and how another takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from t3c.errors import DataError, RefusedError, T3CError, UnavailableError
+from t3c.runtime.engines.protocol import Array
+from t3c.runtime.generating import Token
+from t3c.runtime.monitor import Shift
+from t3c.runtime.select import Choice
+from t3c.runtime.standing import guarantee
+from t3c.serve.book import OUTCOMES, Book
+from t3c.serve.config import ServeConfig
+from t3c.serve.metrics import Metrics
+from t3c.serve.policy import LoadPolicy
+from t3c.serve.scheduler import Scheduler, Served
+from t3c.serve.versions import Origin, Version, Watch, open_version, refuse_other_face
+from t3c.spec import Budget
+from t3c.version import __version__
+
+Say = Callable[[str], object]
+REFUSALS_SECONDS = 5.0  # in which refusals are one event
+
+
+class Service:
+    """Opened once, then used by one event loop. `budget` is that of requests which name none."""
+
+    def __init__(self, origin: Origin, config: ServeConfig | None = None) -> None:
+        self.origin, self.config = origin, config or ServeConfig()
+        self.book, self.metrics = Book(), Metrics()
+        self.budget = self.config.budget
+        self.state = "starting"
+        self.loads = 0  # versions that were served
+        self._version: Version | None = None
+        self._scheduler: Scheduler | None = None
+        self._loading = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
+        self._refused = (0.0, 0)  # since when, how many: told as one event
+
+    @property
+    def version(self) -> Version:
+        if self._version is None:
+            raise UnavailableError("the artifact is not loaded yet")
+        return self._version
+
+    @property
+    def scheduler(self) -> Scheduler:
+        if self._scheduler is None:
+            raise UnavailableError("the artifact is not loaded yet")
+        return self._scheduler
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready"
+
+    @property
+    def live(self) -> bool:
+        """Whether it is worth waiting for: no lane has broken."""
+        return self._scheduler is None or not self._scheduler.broken
+
+    async def start(self, watch: Watch = lambda what, done, total: None) -> None:
+        """Load and warm the artifact; then requests are answered."""
+        version = await asyncio.to_thread(open_version, self.origin, self.config, watch)
+        self._take(version)
+        self._ticking = asyncio.ensure_future(self._tick())
+        self.state = "ready"
+        self.book.event("started", f"{version.model.name} {version.name} is served")
+
+    async def reload(self) -> str:
+        """Put the artifact that is at the path now in the place of the old one; its name.
+
+        The old one serves until the new one is warm and has answered, and where that fails.
+        """
+        async with self._loading:
+            old = self.version
+            try:
+                new = await asyncio.to_thread(open_version, self.origin, self.config)
+                try:
+                    refuse_other_face(old.model, new.model)
+                except T3CError:
+                    new.watching.close()
+                    new.runtime.close()
+                    raise
+            except (T3CError, OSError, MemoryError) as error:
+                self.metrics.reloads.labels("rolled back").inc()
+                self.book.event("reload", f"rolled back to {old.name}: {error}")
+                raise
+            scheduler = self.scheduler
+            self._take(new)
+            self._let_go(old, scheduler)
+            self.metrics.reloads.labels("loaded").inc()
+            self.book.event("reload", f"{new.name} in place of {old.name}")
+            return new.name
+
+    async def stop(self) -> None:
+        """Answer what waits, and let everything go."""
+        self.state = "draining"
+        self.book.event("draining", "no new requests")
+        if self._ticking is not None:
+            self._ticking.cancel()
+        if self._version is not None:
+            self._let_go(self.version, self.scheduler)
+        await asyncio.gather(*self._closing)
+
+    def set_budget(self, budget: Budget) -> Choice:
+        """What requests without a budget may cost from now on; what serves them."""
+        choice = self.version.runtime.choose(budget)
+        self.budget = budget
+        limits = {k: v for k, v in asdict(budget).items() if v is not None and k != "quantile"}
+        told = ", ".join(f"{name} {value:g}" for name, value in limits.items()) or "no limit"
+        self.book.event("budget", f"{told}: {choice.profile}")
+        return choice
+
+    async def infer(
+        self,
+        inputs: Any,
+        budget: Budget | None,
+        profile: str | None = None,
+        *,
+        arrived: float,
+        deadline_ms: float | None = None,
+    ) -> Served:
+        """Check inputs, wait for a lane, answer; every outcome is counted."""
+        try:
+            arrays = self._checked(inputs, profile)
+            served = await self.scheduler.answer(
+                arrays, self.budget if budget is None and profile is None else budget or Budget(),
+                profile, arrived=arrived, deadline_ms=deadline_ms,
+            )  # fmt: skip
+        except RefusedError as error:
+            self.note_refusal(error)
+            raise
+        took = (time.monotonic() - arrived) * 1e3
+        self._count(served, took, len(arrays[0]))
+        return served
+
+    async def write(
+        self, ids: Array, budget: Budget | None, tokens: int, stop: tuple[int, ...]
+    ) -> tuple[list[int], Token]:
+        """Go on with a text: the ids of its tokens, and the last of them."""
+        if self.state == "draining":
+            raise UnavailableError("the server is stopping")
+        runtime = self.version.runtime
+
+        def run() -> list[Token]:
+            given = self.budget if budget is None else budget
+            return list(runtime.generate(ids, given, tokens=tokens, stop=stop))
+
+        written = await asyncio.to_thread(run)
+        return [int(token.ids[0]) for token in written], written[-1]
+
+    def note_refusal(self, error: RefusedError) -> None:
+        """Count a refusal; many of them are one event."""
+        status = "503" if isinstance(error, UnavailableError) else "429"
+        self.metrics.refusals.labels(status).inc()
+        self.book.ended("refused")
+        since, count = self._refused
+        if time.monotonic() - since > REFUSALS_SECONDS:
+            more = f" ({count} more before)" if count > 1 else ""
+            self.book.event("refused", f"{error}{more}")
+            self._refused = time.monotonic(), 1
+        else:
+            self._refused = since, count + 1
+
+    def profiles(self) -> dict[str, Any]:
+        """Every profile with what is known of it here."""
+        runtime, model = self.version.runtime, self.version.model
+        refused, active = runtime.refused, runtime.choose(self.budget).profile
+        rows = []
+        for candidate in runtime.placed.candidates:
+            certificate = runtime.certificates.get(candidate.profile)
+            latency = candidate.latency
+            rows.append(
+                {
+                    "name": candidate.profile,
+                    "size_mb": candidate.size_mb,
+                    "latency_ms": latency
+                    and {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99},
+                    "energy_mj": candidate.energy_mj,
+                    "epsilon": certificate and certificate.epsilon,
+                    "delta": certificate and certificate.delta,
+                    "samples": certificate and certificate.samples,
+                    "mean_drift": certificate and certificate.mean,
+                    "refused": refused.get(candidate.profile),
+                    "active": candidate.profile == active,
+                }
+            )
+        takes = "image" if model.image else "text" if self.version.tokenizer else "numbers"
+        return {
+            "model": model.name, "version": self.version.name, "t3c": __version__,
+            "device": runtime.device.model_dump(mode="json"), "note": runtime.note,
+            "takes": takes, "writes": bool(model.states),
+            "classes": list(model.classes) if model.classes else None, "profiles": rows,
+        }  # fmt: skip
+
+    def standing(self, budget: Budget | None, profile: str | None = None) -> dict[str, Any]:
+        """Which profile would serve a budget now, and what would be guaranteed."""
+        runtime = self.version.runtime
+        if profile is not None:
+            choice = runtime.chooser.named(runtime.chain[profile].name)
+        else:
+            choice = runtime.choose(self.budget if budget is None else budget)
+        certificate = runtime.certificates.get(choice.profile)
+        return {
+            "profile": choice.profile, "reason": choice.reason, "warnings": list(choice.warnings),
+            "certificate": None if certificate is None else asdict(certificate),
+            "guarantee": guarantee(certificate),
+        }  # fmt: skip
+
+    def live_view(self) -> dict[str, Any]:
+        """The server as the dashboard shows it."""
+        version, scheduler, book = self.version, self.scheduler, self.book
+        runtime, policy = version.runtime, scheduler.policy
+        now, asked = time.monotonic(), runtime.signals.asked
+        standing = self.standing(None, self.config.fixed)
+        reasons = list(asked.reasons)
+        evidence = [watch.monitor.evidence for watch in runtime.watches.values()]
+        return {
+            "model": version.model.name, "version": version.name, "state": self.state,
+            "now": time.time(), "uptime_s": time.time() - book.started,
+            "objective_ms": policy.config.objective_ms, "budget": asdict(self.budget),
+            **{name: standing[name] for name in ("profile", "reason", "warnings")},
+            "steps": len(policy.chain) - 1 - policy.chain.index(scheduler.ceiling),
+            "pressures": reasons, "alarm": runtime.alarm.raised is not None,
+            "load": {
+                "requests_per_s": policy.rate(now),
+                "utilization": policy.utilization(now, standing["profile"]),
+                "waiting": scheduler.waiting,
+            },
+            "latency_ms": book.latency(), "totals": {k: book.totals[k] for k in OUTCOMES},
+            "series": book.series(),
+            "drift": [
+                {
+                    "profile": name,
+                    "epsilon": c.epsilon if (c := runtime.certificates.get(name)) else None,
+                    "mean": c.mean if c else None,
+                    "observed": book.observed(name),
+                }
+                for name in (candidate.profile for candidate in runtime.placed.candidates)
+            ],
+            "monitor": {"evidence": max(evidence)} if evidence else None,
+            "events": list(book.events),
+        }  # fmt: skip
+
+    def metrics_page(self) -> bytes:
+        """What Prometheus reads, with gauges as they are now."""
+        metrics = self.metrics
+        if self._version is not None and self._scheduler is not None:
+            runtime, policy = self.version.runtime, self.scheduler.policy
+            metrics.waiting.set(self.scheduler.waiting)
+            metrics.utilization.set(policy.utilization(time.monotonic(), policy.chain[-1]))
+            metrics.objective.set(policy.config.objective_ms / 1e3)
+            for name in policy.chain:
+                metrics.ceiling.labels(name).set(name == self.scheduler.ceiling)
+                if (certificate := runtime.certificates.get(name)) is not None:
+                    metrics.epsilon.labels(name).set(certificate.epsilon)
+                if (seen := self.book.observed(name)) is not None:
+                    metrics.drift.labels(name).set(seen["mean"])
+            for watch in runtime.watches.values():
+                metrics.evidence.set(watch.monitor.evidence)
+        return metrics.page()
+
+    def _checked(self, inputs: Any, profile: str | None) -> list[Array]:
+        runtime, most = self.version.runtime, self.config.limits.rows
+        arrays = runtime.check(inputs)
+        if len(arrays[0]) > most:
+            raise DataError(f"{len(arrays[0])} samples in one request, at most {most}")
+        if profile is not None:
+            runtime.chooser.named(runtime.chain[profile].name)
+        return arrays
+
+    def _count(self, served: Served, took: float, rows: int) -> None:
+        answer, metrics = served.answer, self.metrics
+        self.book.answered(answer.profile, took, served.late)
+        metrics.answers.labels(answer.profile).inc()
+        metrics.seconds.labels(answer.profile).observe(took / 1e3)
+        metrics.waited.observe(served.waited_ms / 1e3)
+        metrics.rows.observe(rows)
+        if served.late:
+            metrics.late.inc()
+        if answer.reason.startswith("held back"):
+            metrics.downshifts.inc()
+
+    def _take(self, version: Version) -> None:
+        """Serve a version from now on."""
+        config, runtime = self.config, version.runtime
+        chain = [candidate.profile for candidate in runtime.candidates]
+        policy = LoadPolicy(version.policy, chain, version.pace, config.lanes)
+        scheduler = Scheduler(
+            runtime, version.pace, policy, waiting=config.limits.waiting, shadow=config.shadow,
+            fixed=config.fixed, on_swap=self._swapped, on_drift=self.book.drifted,
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        runtime.on_shift = partial(self._shifted, loop)
+        self._version, self._scheduler = version, scheduler
+        self.loads += 1
+
+    def _let_go(self, version: Version, scheduler: Scheduler) -> None:
+        async def close() -> None:
+            version.watching.close()
+            await scheduler.close()
+
+        task = asyncio.ensure_future(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _swapped(self, before: str, after: str, why: str) -> None:
+        self.metrics.swaps.inc()
+        self.book.event("swap", f"{before} to {after}: {why}")
+
+    def _shifted(self, loop: asyncio.AbstractEventLoop, shift: Shift) -> None:
+        loop.call_soon_threadsafe(self.book.event, "shift", shift.message)
+
+    async def _tick(self) -> None:
+        while True:
+            self.book.tick()
+            await asyncio.sleep(1.0)
