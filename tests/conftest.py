@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train
 
 if TYPE_CHECKING:
     from decoders import MadeDecoder
+    from serving import Running
 
 # A busy machine is no finding, and two runs agree.
 hypothesis.settings.register_profile("t3c", deadline=None, derandomize=True)
@@ -224,3 +225,13 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> MadeDecoder:
     from decoders import make_decoder
 
     return make_decoder(tmp_path_factory.mktemp("decoder") / "m.t3c")
+
+
+@pytest.fixture(scope="session")
+def served(made: Made) -> Iterator[Running]:
+    """The small artifact over HTTP, with time for a busy machine. Leave it as it was."""
+    from serving import running
+    from t3c.serve.config import ServeConfig
+
+    with running(made.artifact, ServeConfig(objective_ms=10_000, batch=4)) as found:
+        yield found

@@ -18,6 +18,7 @@ from t3c.spec import ImageSpec
 PICTURE_ERRORS = (
     UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError,
 )  # fmt: skip
+MOST_PIXELS = 100_000_000
 
 
 def read_input(path: Path, model: ModelEntry) -> Any:
@@ -78,9 +79,13 @@ def read_picture(source: Path | IO[bytes], spec: ImageSpec) -> Array:
     name = source if isinstance(source, Path) else "the picture"
     try:
         with Image.open(source) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise DataError(f"{name}: more than {MOST_PIXELS:,} pixels")
             mode = "L" if len(spec.mean) == 1 else "RGB"
             size = (spec.width, spec.height)
             resized = picture.convert(mode).resize(size, Image.Resampling.BILINEAR)
+    except DataError:
+        raise
     except PICTURE_ERRORS as error:
         raise DataError(f"{name}: neither an array nor a picture: {error}") from error
     values = np.asarray(resized, dtype=np.float32).reshape(spec.height, spec.width, -1) / 255

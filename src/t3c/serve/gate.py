@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from t3c.errors import DataError, RefusedError
 from t3c.serve.config import Limits
 from t3c.serve.metrics import Metrics
+from t3c.serve.protocol import whole_number
 
 access = logging.getLogger("t3c.access")
 
@@ -152,9 +153,9 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     most = int(limits.body_mb * 1e6)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise DataError("bodies are sent as they are: Content-Encoding is not served")
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length) > most:
-        raise TooLargeError(f"a body of {length[:20]} bytes, at most {most}")
+    length = whole_number(request.headers.get("content-length", "0"))
+    if length is None or length > most:
+        raise TooLargeError(f"a body of more than {most} bytes")
     pieces, got = [], 0
     try:
         async with asyncio.timeout(limits.read_seconds):

@@ -199,15 +199,20 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a header says; None of what is none, or too long to be one."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     """The JSON of a body, and the bytes of tensors behind it."""
     if header_length is None:
         return body, memoryview(b"")
-    if not header_length.isascii() or not header_length.isdigit() or int(header_length) > len(body):
+    length = whole_number(header_length)
+    if length is None or length > len(body):
         raise DataError(
             f"Inference-Header-Content-Length is {header_length[:20]!r}, the body {len(body)} bytes"
         )
-    length = int(header_length)
     return body[:length], memoryview(body)[length:]
 
 

@@ -183,6 +183,7 @@ class Service:
                     "size_mb": candidate.size_mb,
                     "latency_ms": latency
                     and {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99},
+                    "guard": candidate.guard,
                     "energy_mj": candidate.energy_mj,
                     "epsilon": certificate and certificate.epsilon,
                     "delta": certificate and certificate.delta,

@@ -28,7 +28,7 @@ const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
 const figure = (value, digits = 3) => (known(value) ? String(Number(value.toPrecision(digits))) : "–");
 const withUnit = (value, unit) => (known(value) ? figure(value) + unit : "–");
 const count = (value) => (known(value) ? Math.round(value).toLocaleString("en") : "–");
-const percent = (value) => (known(value) ? `${figure(100 * value)}%` : "–");
+const percent = (value) => (known(value) ? `${Number((100 * value).toFixed(1))}%` : "–");
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -65,9 +65,9 @@ async function ask(path, { patience = 10, ...options } = {}) {
   const answer = await fetch(path, { cache: "no-store", signal, ...options }).catch(() => {
     throw new Error("no answer from the server");
   });
-  const body = await answer.json().catch(() => ({}));
-  if (answer.ok) return body;
-  const error = new Error(body.error ?? `the server answered ${answer.status}`);
+  const body = await answer.json().catch(() => null); // cut short, or not of this server
+  if (answer.ok && body) return body;
+  const error = new Error(body?.error ?? `the server answered ${answer.status}`);
   throw Object.assign(error, { status: answer.status });
 }
 
@@ -169,25 +169,25 @@ function showSlider() {
   drawPareto();
 }
 
+/** Names hang from the right to the left, so that no line of a tick runs through another's name. */
 function showTicks() {
   const scale = state.kind === "none" ? null : scaleOf(state.kind), width = $("ticks").clientWidth;
-  const begins = scale ? beginnings(state.kind) : [], ends = [];
-  let rows = 0;
-  list("ticks", begins.map(({ name, value }) => {
-    const left = (scale.step(value) / STEPS) * width, room = 8 * name.length + 14;
-    const flip = left + room > width, from = flip ? left - room : left;
-    let row = ends.findIndex((end) => end <= from); // the first row with room for the name
-    if (row < 0) row = ends.length;
-    ends[row] = from + room;
-    rows = Math.max(rows, row + 1);
-    return { name, left, row, flip, chosen: name === state.chosen };
-  }), ({ name, left, row, flip, chosen }) => {
-    const tick = el("span", { class: `tick${flip ? " flip" : ""}${chosen ? " on" : ""}` }, name);
+  const begins = scale ? beginnings(state.kind) : [], free = []; // per row, where it is still free
+  const placed = begins.toReversed().map(({ name, value }) => {
+    const left = (scale.step(value) / STEPS) * width, room = 8 * name.length + 12;
+    const flip = left + room > width + 20; // past the edge of the panel
+    let row = free.findIndex((until) => (flip ? left : left + room) <= until);
+    if (row < 0) row = free.length;
+    free[row] = flip ? left - room : left;
+    return { name, left, row, flip, on: name === state.chosen };
+  });
+  list("ticks", placed, ({ name, left, row, flip, on }) => {
+    const tick = el("span", { class: `tick${flip ? " flip" : ""}${on ? " on" : ""}` }, name);
     tick.style.left = `${left}px`;
     tick.style.paddingTop = `${1.2 * row}rem`; // its line reaches up to the slider from any row
     return tick;
   });
-  $("ticks").style.height = `${1.2 * Math.max(1, rows) + 0.2}rem`;
+  $("ticks").style.height = `${1.2 * Math.max(1, free.length) + 0.2}rem`;
   write("ticks-text", begins.map((b) => `${b.name} from ${figure(b.value)}${LIMITS[state.kind].unit}`).join(", "));
 }
 
@@ -306,7 +306,8 @@ function drawPareto() {
   const active = state.live?.profile, height = points.length ? 320 : 40, q = quantile();
   const facts = points.map((p) => `${p.name} ${figure(latencyOf(p))} ms and ${figure(p.epsilon)}`).join("; ");
   const { root, width } = canvas("pareto-chart", height, points.length
-    ? `Certified drift against ${q} latency: ${facts}. ${active ?? "none"} serves now; standing budget: ${words(state.live?.budget)}.`
+    ? `Certified drift against ${q} latency: ${facts}. ${active ?? "none"} serves now; ` +
+      `standing budget: ${words(state.live?.budget)}.`
     : "No profile has both a latency and a certificate here.");
   paretoTable(q, active);
   root.nextElementSibling.hidden = !points.length; // the legend
@@ -392,7 +393,7 @@ function drawLive() {
   const bars = rail + deep + 38, high = 46, floor = bars + high;
   const { root, width } = canvas("live-chart", floor + 22, liveFacts(live));
   const left = Math.max(44, ...names.map((name) => 7 * name.length + 14)), right = width - (width > 520 ? 92 : 38);
-  const end = (series.at(-1)?.t ?? Math.floor(live.now)) + 1, x = linear(end - SECONDS, end, left, right);
+  const end = (series.at(-1)?.t ?? Math.floor(live.now ?? Date.now() / 1000)) + 1, x = linear(end - SECONDS, end, left, right);
   const frame = { root, series, x, left, right, roomy: width > 520 };
   for (const ago of width > 520 ? [120, 90, 60, 30, 0] : [120, 60, 0]) {
     root.append(line(x(end - ago), top, x(end - ago), floor, "grid"),
@@ -515,7 +516,8 @@ function drawDrift() {
   table("drift-table", "Drift relative to the norm of the output",
     ["profile", "epsilon", "mean when certified", "seen live, mean", "largest", "rows"],
     rows.map((r) => [r.profile, figure(r.epsilon), figure(r.mean),
-      known(r.observed?.mean) ? figure(r.observed.mean) : "not yet observed", figure(r.observed?.largest), count(r.observed?.rows)]));
+      known(r.observed?.mean) ? figure(r.observed.mean) : "not yet observed",
+      figure(r.observed?.largest), count(r.observed?.rows)]));
   const evidence = state.live.monitor?.evidence;
   $("evidence").hidden = !known(evidence);
   $("evidence").value = known(evidence) ? evidence : 0;
@@ -526,7 +528,8 @@ function showEvents(events) {
   const today = new Date().toDateString();
   $("no-events").hidden = events.length > 0;
   list("events", events.slice(0, 100).map((e) => {
-    const date = new Date(1000 * e.t), day = date.toDateString() === today ? "" : `${date.toLocaleDateString("en-CA").slice(5)} `;
+    const date = new Date(1000 * e.t), past = date.toDateString() !== today;
+    const day = past ? `${date.toLocaleDateString("en-CA").slice(5)} ` : "";
     return { time: known(e.t) ? day + clock(date) : "–", kind: e.event ?? "", text: e.text ?? "" };
   }), (e) => el("li", {}, el("time", {}, e.time), el("b", {}, e.kind), el("span", {}, e.text)));
 }
@@ -540,7 +543,8 @@ function showHeader({ model, version, state: now, objective_ms: objective, uptim
   write("device", [device.cpu, [device.engine, device.engine_version].filter(Boolean).join(" "),
     known(threads) && `${threads} thread${threads === 1 ? "" : "s"}`].filter(Boolean).join(", ") || "–");
   write("objective", known(objective) ? `${figure(objective)} ms` : "none");
-  write("uptime", known(up) ? `${Math.floor(up / 3600)} h ${Math.floor(up / 60) % 60} min` : "–");
+  const minutes = Math.floor(up / 60);
+  write("uptime", !known(up) ? "–" : up < 60 ? `${Math.floor(up)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`);
   showState(now ?? "starting");
 }
 
@@ -703,7 +707,7 @@ function showProfiles() {
 }
 
 function listen() {
-  addEventListener("hashchange", readToken);
+  addEventListener("hashchange", () => location.hash.startsWith("#token=") && readToken());
   document.addEventListener("visibilitychange", poll);
   new ResizeObserver(() => state.live && (showSlider(), drawLive(), drawDrift())).observe(document.querySelector("main"));
   $("budget-slider").addEventListener("input", sliderMoved);
