@@ -77,9 +77,9 @@ def test_triton_hears_of_what_is_refused(served: Running, client: Any, made: Mad
         client.infer(name, given(served, made), timeout=1)  # a microsecond
     with pytest.raises(triton.InferenceServerException, match="latency_ms must be positive"):
         client.infer(name, given(served, made), parameters={"latency_ms": -1})
+    wrong = triton.InferInput("input", [1, 3], "FP32")
+    wrong.set_data_from_numpy(np.zeros((1, 3), np.float32))
     with pytest.raises(triton.InferenceServerException, match="does not fit"):
-        wrong = triton.InferInput("input", [1, 3], "FP32")
-        wrong.set_data_from_numpy(np.zeros((1, 3), np.float32))
         client.infer(name, [wrong])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from t3c.errors import EngineError
 
 STARTED = re.compile(r"protocol\s+(http://\S+)/v2/models/(\S+)/infer")
-READY_SECONDS = 180.0
+READY_SECONDS, STOP_SECONDS = 180.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,15 @@ def server(
         file.write(token or "a token nobody needs")
         file.flush()
         command += ["--token-file", file.name]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            yield _started(process)
-        finally:
-            process.terminate()
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                yield _started(process)
+            finally:
+                process.terminate()
+                try:
+                    process.wait(STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
 
 
 def _started(process: subprocess.Popen[str]) -> Server:

@@ -26,6 +26,7 @@ from t3c.serve.versions import Origin, Watch
 log = logging.getLogger("t3c.serve")
 
 KEEP_ALIVE = 30  # seconds
+BACKLOG = 2048
 BEYOND = 256  # connections beyond the requests that may wait, for health and the like
 POLL_SECONDS = 2.0  # between looks at the artifact's manifest
 NAMES = ["localhost", "127.0.0.1", "[::1]", "::1"]
@@ -57,12 +58,12 @@ class Address:
 
     def open(self) -> socket.socket:
         """A socket that is bound, or one clear error."""
+        bound = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         try:
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            bound = socket.socket(family, socket.SOCK_STREAM)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((self.host, self.port))
         except OSError as error:
+            bound.close()
             reason = error.strerror or error
             raise SpecError(f"cannot listen at {self.host}:{self.port}: {reason}") from error
         return bound
@@ -121,6 +122,7 @@ async def _serve(
             ),
             service,
         )  # fmt: skip
+        bound.listen(BACKLOG)  # who connects from now on is answered
         host = f"[{address.host}]" if ":" in address.host else address.host
         url = f"http://{host}:{bound.getsockname()[1]}"
         say(_told(service, url, None if token else made))
