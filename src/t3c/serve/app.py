@@ -23,7 +23,10 @@ from t3c.version import __version__
 
 log = logging.getLogger("t3c.serve")
 
-FILES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+FILES = {
+    "dashboard.css": "text/css",
+    **dict.fromkeys(("dashboard.js", "charts.js", "kit.js"), "text/javascript"),
+}
 ABOUT = (
     "One artifact at any budget. `/v2` is the Open Inference Protocol: name a budget in the "
     "parameters of a request and the answer names the profile and its certificate. `/v1` tells of "
