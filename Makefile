@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
 
 setup: $(STAMP)
 
@@ -47,6 +47,12 @@ bench-certify: setup
 
 bench-runtime: setup
 	$(BIN)/python benchmarks/runtime.py
+
+bench-serve: setup
+	$(BIN)/python benchmarks/serve.py
+
+bench-soak: setup
+	$(BIN)/python benchmarks/soak.py
 
 bench-fuzz: setup
 	$(BIN)/python benchmarks/fuzz.py

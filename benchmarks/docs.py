@@ -16,6 +16,7 @@ from t3c.report.fidelity import fidelity_picture
 from t3c.report.results import results_text
 from t3c.report.results_charts import results_pictures
 from t3c.report.runtime import sizes_picture
+from t3c.report.serving import serving_picture
 from t3c.report.training import training_picture
 
 DOCS, OUT = Path("docs"), Path("out")
@@ -47,6 +48,13 @@ def main() -> int:
     if runtime and runtime["tables"].get("sizes"):
         picture = sizes_picture(runtime["tables"]["sizes"])
         write_atomic(DOCS / "sizes.svg", picture.encode())
+    serve = _read("bench-serve")
+    if serve:
+        (about,) = serve["tables"]["about"]
+        picture = serving_picture(
+            serve["tables"]["series"], about["objective_ms"], about["profiles"]
+        )
+        write_atomic(DOCS / "serving.svg", picture.encode())
     cost = _read("bench-cost")
     if cost:
         write_atomic(DOCS / "cost.svg", cost_picture(cost["tables"]["held_out"]).encode())

@@ -22,7 +22,17 @@ import numpy as np
 from t3c.cli.app import progress, watcher
 from t3c.errors import T3CError
 from t3c.experiments.figures import Figure, finish
-from t3c.experiments.load import Body, Phase, arrivals, bodies, hold, offer, share_within, summary
+from t3c.experiments.load import (
+    Body,
+    Outcome,
+    Phase,
+    arrivals,
+    bodies,
+    hold,
+    offer,
+    share_within,
+    summary,
+)
 from t3c.experiments.results import ARTIFACT, MODEL, Results, load_results
 from t3c.experiments.sentences import load_any, train_any
 from t3c.experiments.servers import Server, server
@@ -92,7 +102,7 @@ def measure(runs: int, seconds: float) -> dict[str, list[dict[str, Any]]]:
                 outcomes = asyncio.run(offer(one.infer, requests, due))
                 rows.append({"run": run + 1, "server": name, **summary(outcomes, objective)})
                 if run == 0:
-                    series += _series(name, outcomes, phases)
+                    series += _series(name, outcomes, objective)
     holds = [
         {"server": name, "requests_per_s": rate, "request_ms": took[profile]}
         for (name, rate), profile in zip(held.items(), (names[-1], names[0]), strict=True)
@@ -100,7 +110,7 @@ def measure(runs: int, seconds: float) -> dict[str, list[dict[str, Any]]]:
     about = {
         "objective_ms": objective, "images_of_a_request": ROWS, "threads": THREADS,
         "lowest_rate": low, "highest_rate": high, "seconds_a_level": seconds, "runs": runs,
-        "batch": "as each server found to help",
+        "profiles": names,
     }  # fmt: skip
     return {
         "holds": holds,
@@ -173,18 +183,18 @@ def _steps(low: float, high: float, seconds: float) -> list[Phase]:
     return [Phase(seconds, rate) for rate in (*up, *up[-2::-1])]
 
 
-def _series(name: str, outcomes: Sequence[Any], phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Second by second: what was offered, the p99, and the share of each profile."""
+def _series(name: str, outcomes: Sequence[Outcome], objective: float) -> list[dict[str, Any]]:
+    """Second by second: what was offered and missed, the p99, and who answered most."""
     rows = []
-    for second in range(int(sum(phase.seconds for phase in phases))):
+    for second in range(int(max(o.due for o in outcomes)) + 1):
         mine = [o for o in outcomes if second <= o.due < second + 1]
         took = [o.ms for o in mine if o.status == 200]
         served = [o.profile for o in mine if o.profile]
         rows.append(
             {
                 "server": name, "second": second, "offered": len(mine),
+                "missed": sum(o.status != 200 or o.ms > objective for o in mine),
                 "p99": float(np.percentile(took, 99)) if took else None,
-                "missed": sum(o.status != 200 for o in mine),
                 "profile": max(set(served), key=served.count) if served else None,
             }
         )  # fmt: skip

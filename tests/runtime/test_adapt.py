@@ -69,7 +69,11 @@ def looser(draw: st.DrawFn) -> tuple[Budget, Budget]:
 
 
 Floors = st.integers(0, len(NAMES)).map(lambda first: NAMES[first:])
-Asks = st.integers(0, 6).map(lambda steps: Asked(steps, ("hot",) if steps else ()))
+Ceilings = st.lists(st.sampled_from((*NAMES, "gone")).map(lambda name: (name, "hot")), max_size=2)
+Asks = st.builds(
+    lambda steps, ceilings: Asked(steps, ("hot",) if steps else (), tuple(ceilings)),
+    st.integers(0, 6), Ceilings,
+)  # fmt: skip
 
 
 def by_name(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
@@ -101,6 +105,22 @@ def test_to_hold_back_is_to_go_down_within_the_limits(
     else:
         assert held.reason == f"held back from {choice.profile}: hot"
         assert held.warnings == cap_warnings(of[held.profile], budget)
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "served"),
+    [
+        (5.0, Asked(0, (), (("med", "load"),)), "med"),
+        (2.0, Asked(0, (), (("med", "load"),)), "small"),  # is below the ceiling as it is
+        (5.0, Asked(1, ("hot",), (("med", "load"),)), "med"),
+        (3.0, Asked(1, ("hot",), (("med", "load"),)), "small"),
+        (5.0, Asked(0, (), (("med", "load"), ("small", "others"))), "small"),
+        (5.0, Asked(0, (), (("gone", "load"),)), "max"),
+    ],
+)
+def test_a_ceiling_holds_back_what_is_above_it(size: float, asked: Asked, served: str) -> None:
+    budget = Budget(size_mb=size)
+    assert held_back(select(CHAIN, budget), CHAIN, budget, asked).profile == served
 
 
 @settings(max_examples=40)

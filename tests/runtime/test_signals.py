@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from t3c.errors import SpecError
 from t3c.runtime.signals import (
     Asked,
+    Battery,
     CpuPressure,
     Hysteresis,
     Pressure,
@@ -340,6 +341,45 @@ def test_processors_that_are_wanted_by_others(tmp_path: Path) -> None:
     for text in ("", "\n", "some\n", "some avg10=x", "full avg10=99.00", "some avg60=99.00"):
         path.write_text(text)
         assert source.read() == Pressure("cpu", 0, f"{path} has no `some avg10`")
+
+
+def test_a_battery_that_runs_out_asks_for_less(tmp_path: Path) -> None:
+    clock = Clock()
+    source = Battery(20, 40, tmp_path, again=1, dwell=5, most=2, clock=clock)
+
+    def supply(name: str, kind: str, status: str, capacity: str) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        for file, text in (("type", kind), ("status", status), ("capacity", capacity)):
+            (tmp_path / name / file).write_text(f"{text}\n")
+
+    def said(capacity: str, status: str = "Discharging") -> int:
+        supply("BAT0", "Battery", status, capacity)
+        clock.now += 5
+        return source.read().steps
+
+    supply("AC", "Mains", "Discharging", "1")
+    supply("BAT1", "Battery", "Full", "2")
+    assert source.read() == Pressure(
+        "battery", 0, f"{tmp_path} has no battery that is being drained"
+    )
+    assert [said(v) for v in ("90", "20", "19", "15", "9", "30", "41", "50")] == [
+        0, 0, 1, 2, 2, 2, 1, 0,
+    ]  # fmt: skip
+    assert said("10") == 1
+    assert source.read().reason == "BAT0 is at 10% (low below 20, full above 40)"
+    assert said("10", "Charging") == 0
+    assert said("no number") == 0
+
+
+def test_ceilings_are_kept_by_source() -> None:
+    signals = Signals()
+    assert signals.post(Pressure("load", 0, "much", ceiling="med"))
+    assert not signals.post(Pressure("load", 0, "much", ceiling="med"))
+    assert signals.post(Pressure("other", 2, "hot", ceiling="small"))
+    assert signals.asked == Asked(2, ("hot", "much"), (("small", "hot"), ("med", "much")))
+    assert signals.post(Pressure("load", 0, "none"))
+    assert signals.post(Pressure("other", 0, "none"))
+    assert signals.asked == Asked(0, ())
 
 
 def test_what_the_kernel_offers_here_can_be_watched() -> None:

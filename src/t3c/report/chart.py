@@ -23,7 +23,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind; `style` is a CSS class, `line` joins them, shape "none" marks none."""
+    """Points of one kind; `style` is a CSS class, `line` joins them, shape "none" marks none, "dot"
+    hardly."""
 
     name: str
     style: str
@@ -138,6 +139,8 @@ def _overlap(a: Box, b: Box) -> bool:
 def _mark(series: Series, h: float, v: float) -> str:
     if series.shape == "none":
         return ""
+    if series.shape == "dot":
+        return f'<circle class="{series.style}" cx="{h:.1f}" cy="{v:.1f}" r="1.5"/>'
     if series.shape == "square":
         return (
             f'<rect class="{series.style}" x="{h - 5:.1f}" y="{v - 5:.1f}" width="10" height="10"/>'

@@ -14,6 +14,8 @@ text { font-family: system-ui, sans-serif; fill: #222; }
 .grid { stroke: #ddd; } .axis { stroke: #444; }
 .plain { fill: #b3590b; stroke: #b3590b; } .aware { fill: #0b62a4; stroke: #0b62a4; }
 .bits { fill: #4a7a2a; stroke: #4a7a2a; } .other { fill: #7a2a6a; stroke: #7a2a6a; }
+.offered { fill: #444; stroke: #444; }
+.promised { fill: #c00; stroke: #c00; stroke-dasharray: 7 5; }
 .line { fill: none; stroke-width: 2; } .span { stroke-width: 2; }
 """
 HEAD, KEY, WORDS = 34, 34, 220

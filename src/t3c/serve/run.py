@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+import uvloop
 
 from t3c.errors import SpecError, T3CError
 from t3c.serve.app import build_app
@@ -97,8 +98,12 @@ def serve(
     watch: Watch = lambda what, done, total: None,
 ) -> None:
     """Serve an artifact until told to stop. Without a token one is made, and said."""
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(origin, config, address, token, follow, say, watch))
+    work = _serve(origin, config, address, token, follow, say, watch)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(work)
 
 
 async def _serve(

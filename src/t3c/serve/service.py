@@ -39,7 +39,7 @@ class Service:
         self.loads = 0  # versions that were served
         self._version: Version | None = None
         self._scheduler: Scheduler | None = None
-        self._loading = asyncio.Lock()
+        self._loading, self._writing = asyncio.Lock(), asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._refused = (0.0, 0)  # since when, how many: told as one event
@@ -144,7 +144,8 @@ class Service:
     async def write(
         self, ids: Array, budget: Budget | None, tokens: int, stop: tuple[int, ...]
     ) -> tuple[list[int], Token]:
-        """Go on with a text: the ids of its tokens, and the last of them."""
+        """Go on with a text: the ids of its tokens, and the last of them. One text at a time: it
+        runs beside the lanes, for people who try the model."""
         if self.state == "draining":
             raise UnavailableError("the server is stopping")
         runtime = self.version.runtime
@@ -153,7 +154,8 @@ class Service:
             given = self.budget if budget is None else budget
             return list(runtime.generate(ids, given, tokens=tokens, stop=stop))
 
-        written = await asyncio.to_thread(run)
+        async with self._writing:
+            written = await asyncio.to_thread(run)
         return [int(token.ids[0]) for token in written], written[-1]
 
     def note_refusal(self, error: RefusedError) -> None:
