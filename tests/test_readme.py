@@ -66,6 +66,7 @@ def test_the_code_runs(tmp_path: Path) -> None:
         "docs/certificates.md",
         "docs/training.md",
         "docs/text.md",
+        "docs/serving.md",
     ],
 )
 def test_commands_and_paths_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

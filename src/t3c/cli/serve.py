@@ -62,11 +62,25 @@ def serve(
     access_log: Annotated[
         Path | None, typer.Option(help="File for a line of JSON a request; - for stdout")
     ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Serve by replicas on Ray")] = False,
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas at least, with --ray")] = 1,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Replicas at most; default as many as at least")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="A Ray that runs, HOST:PORT or auto; default starts one")
+    ] = None,
 ) -> None:
     """Serve an artifact over HTTP: the Open Inference Protocol, budgets, a dashboard."""
     need("fastapi", "serve")
     need("uvicorn", "serve")
     need("prometheus_client", "serve")
+    if ray:
+        need("ray", "ray")
+        if follow or access_log:
+            raise SpecError("--follow and --access-log are not there with --ray")
+    elif ray_address or replicas > 1 or max_replicas:
+        raise SpecError("--replicas, --max-replicas and --ray-address are of --ray")
     from t3c.serve.config import Limits, ServeConfig
     from t3c.serve.run import Address
     from t3c.serve.run import serve as run
@@ -87,10 +101,17 @@ def serve(
             bar.stop()
             err.print(text, soft_wrap=True)
 
-        run(
-            origin, config, Address(host, port, tuple(allow_host or ())), token=_token(token_file),
-            follow=follow, say=say, watch=watcher(bar),
-        )  # fmt: skip
+        address, token = Address(host, port, tuple(allow_host or ())), _token(token_file)
+        if ray:
+            from t3c.serve.ray import deploy
+
+            wanted = replicas, max_replicas or replicas
+            deploy(
+                origin, config, address,
+                token=token, replicas=wanted, ray_address=ray_address, say=say,
+            )  # fmt: skip
+        else:
+            run(origin, config, address, token=token, follow=follow, say=say, watch=watcher(bar))
 
 
 def _token(file: Path | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -77,7 +78,6 @@ def _main(model: str, arguments: Sequence[str]) -> None:
     """The command line, in which a model takes the place of every profile's session."""
     import openvino as ov
 
-    from t3c.cli import main
     from t3c.runtime.engines.openvino import OpenVINO
     from t3c.runtime.pool import Pool
     from t3c.runtime.runtime import Runtime, load
@@ -93,7 +93,7 @@ def _main(model: str, arguments: Sequence[str]) -> None:
 
     vars(versions)["load"] = standing_in
     sys.argv = ["t3c", *arguments]
-    main()
+    runpy.run_module("t3c.cli", run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""What several replicas tell, as one server would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from t3c.serve.book import EVENTS, OUTCOMES
+
+QUANTILES = ("p50", "p90", "p99")
+
+
+def merge_views(views: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The live views of some replicas as one. Counts add up; quantiles are those of the slowest
+    replica, which all requests together do not exceed."""
+    every = list(views.values())
+    seconds: dict[int, list[Mapping[str, Any]]] = {}
+    for second in (second for view in every for second in view["series"]):
+        seconds.setdefault(second["t"], []).append(second)
+    events = [
+        {**event, "text": f"{name}: {event['text']}"}
+        for name, view in views.items()
+        for event in view["events"]
+    ]
+    loads, latencies = [view["load"] for view in every], [view["latency_ms"] for view in every]
+    evidence = [view["monitor"]["evidence"] for view in every if view["monitor"]]
+    return {
+        **every[0],
+        "replicas": len(every),
+        "uptime_s": max(view["uptime_s"] for view in every),
+        "steps": max(view["steps"] for view in every),
+        "pressures": sorted({why for view in every for why in view["pressures"]}),
+        "alarm": any(view["alarm"] for view in every),
+        "load": {
+            **_sums(loads, ("requests_per_s", "waiting")),
+            "utilization": max(load["utilization"] for load in loads),
+        },
+        "latency_ms": {**_slowest(latencies), **_sums(latencies, ("requests",))},
+        "totals": _sums([view["totals"] for view in every], OUTCOMES),
+        "series": [_merge_second(same) for _, same in sorted(seconds.items())],
+        "drift": [_merge_drift(row, every) for row in every[0]["drift"]],
+        "monitor": {"evidence": max(evidence)} if evidence else None,
+        "events": sorted(events, key=lambda event: -event["t"])[:EVENTS],
+    }
+
+
+def _merge_second(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    served = Counter[str]()
+    for second in same:
+        if second["profile"] is not None:
+            served[second["profile"]] += second["requests"]
+    return {
+        "t": same[0]["t"],
+        "profile": served.most_common(1)[0][0] if served else None,
+        **_sums(same, ("requests", "refused", "late")),
+        **_slowest(same),
+    }
+
+
+def _merge_drift(row: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    same = [one for view in every for one in view["drift"] if one["profile"] == row["profile"]]
+    seen = [one["observed"] for one in same if one["observed"]]
+    rows = sum(one["rows"] for one in seen)
+    whole = {
+        "mean": sum(one["mean"] * one["rows"] for one in seen) / max(rows, 1),
+        "largest": max((one["largest"] for one in seen), default=0.0),
+        "rows": rows,
+    }
+    return {**row, "observed": whole if seen else None}
+
+
+def _sums(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    return {name: sum(part[name] for part in parts) for name in names}
+
+
+def _slowest(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        name: max((part[name] for part in parts if part[name] is not None), default=None)
+        for name in QUANTILES
+    }
+
+
+class _Pages(Collector):
+    """The metrics of several pages, each with its replica's name."""
+
+    def __init__(self, pages: Mapping[str, bytes]) -> None:
+        self._pages = pages
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for name, page in self._pages.items():
+            for one in text_string_to_metric_families(page.decode()):
+                family = found.setdefault(one.name, Metric(one.name, one.documentation, one.type))
+                family.samples += [
+                    sample._replace(labels={**sample.labels, "replica": name})
+                    for sample in one.samples
+                ]
+        yield from found.values()
+
+
+def merge_pages(pages: Mapping[str, bytes]) -> bytes:
+    """The metrics of every replica as one page for Prometheus, told apart by a label."""
+    registry = CollectorRegistry()
+    registry.register(_Pages(pages))
+    return bytes(generate_latest(registry))
