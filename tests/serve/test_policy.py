@@ -89,11 +89,12 @@ def test_between_easy_and_bearable_the_level_stays_where_it_is() -> None:
 
 def test_a_backlog_is_worked_off_by_smaller_profiles_while_it_is_there() -> None:
     load = policy()
-    assert load.ceiling(0.0, [Due(1, 0.09)]) == "max"
-    waits = [Due(1, 0.09)] * 10  # 10 times 8 ms, and then some, is too long; 4 ms is not
-    assert load.ceiling(0.0, waits) == "med"
-    assert load.ceiling(0.0, [Due(1, 0.09)] * 20) == "tiny"
-    assert load.ceiling(0.0, [Due(1, 0.09)] * 500) == "tiny"  # nothing helps: the fastest
+    one = Due(1, 0.0, 0.09)  # of which 45 ms are for what comes meanwhile
+    assert load.ceiling(0.0, [one]) == "max"
+    assert load.ceiling(0.0, [one] * 5) == "med"  # 5 times 8 ms, and then some, is too long
+    assert load.ceiling(0.0, [one] * 10) == "tiny"
+    assert load.ceiling(0.0, [one] * 500) == "tiny"  # nothing helps: the fastest
+    assert policy(reserve=1e-9).ceiling(0.0, [one] * 8) == "max"
     assert load.ceiling(0.0, []) == "max"
     assert load.level == 2  # the level is not touched by that
 
@@ -101,7 +102,7 @@ def test_a_backlog_is_worked_off_by_smaller_profiles_while_it_is_there() -> None
 @given(st.lists(st.tuples(st.integers(1, 8), st.floats(0.001, 1)), max_size=20))
 def test_where_one_profile_is_in_time_a_smaller_one_is(waits: list[tuple[int, float]]) -> None:
     load = policy()
-    due = sorted((Due(*one) for one in waits), key=lambda one: one.deadline)
+    due = sorted((Due(rows, 0, at) for rows, at in waits), key=lambda one: one.deadline)
     assert not load.in_time(0, due, "max") or load.in_time(0, due, "med")
     assert not load.in_time(0, due, "med") or load.in_time(0, due, "tiny")
 

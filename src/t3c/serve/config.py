@@ -38,7 +38,8 @@ class Policy:
     is left for what the server does not see. A profile bears a load as long as a queue of random
     arrivals would keep all but a share `miss` of requests waiting for less than that. Load is
     counted over `window` seconds. Profiles go down at once, and up by one after `dwell` seconds,
-    where the larger one is used to at most a share `easy` of what it bears.
+    where the larger one is used to at most a share `easy` of what it bears. A backlog is to be
+    worked off with a share `reserve` of its time to spare, for what comes meanwhile.
     """
 
     objective_ms: float
@@ -47,10 +48,11 @@ class Policy:
     window: float = 2.0
     dwell: float = 2.0
     easy: float = 0.85
+    reserve: float = 0.5
 
     def __post_init__(self) -> None:
         _check_positive(self)
-        for name in ("margin", "miss"):
+        for name in ("margin", "miss", "reserve"):
             if not getattr(self, name) < 1:
                 raise SpecError(f"{name} must be below 1, got {getattr(self, name):g}")
         if self.easy > 1:

@@ -12,9 +12,10 @@ from t3c.serve.pace import Pace
 
 
 class Due(NamedTuple):
-    """A request that waits: its samples, and until when (seconds) it is to be answered."""
+    """A request that waits: its samples, when it came and until when it is to be answered (s)."""
 
     rows: int
+    arrived: float
     deadline: float
 
 
@@ -77,18 +78,18 @@ class LoadPolicy:
             self._set(above, now)
 
     def ceiling(self, now: float, waiting: Iterable[Due]) -> str:
-        """The largest profile, up to the level, that answers all that waits in time; else the
-        smallest. What waits goes in the order of its deadlines."""
+        """The largest profile, up to the level, that answers all that waits with time to spare;
+        else the smallest. What waits goes in the order of its deadlines."""
         due = list(waiting)
         fits = (i for i in range(self.level, 0, -1) if self.in_time(now, due, self.chain[i]))
         return self.chain[next(fits, 0)]
 
     def in_time(self, now: float, due: Sequence[Due], profile: str) -> bool:
-        """Whether a profile answers all of them before their deadlines."""
-        at = now
+        """Whether a profile answers all of them before their deadlines, less the reserve."""
+        at, spare = now, self.config.reserve
         for one in due:
             at += self.pace.careful(profile, one.rows) / 1e3 / self.lanes
-            if at > one.deadline:
+            if at > one.deadline - spare * (one.deadline - one.arrived):
                 return False
         return True
 

@@ -259,7 +259,7 @@ class Scheduler:
         """Say to the runtime how far up load allows to go."""
         policy = self.policy
         policy.move(now)
-        due = [Due(ticket.rows, ticket.deadline) for ticket in self._queue]
+        due = [Due(ticket.rows, ticket.arrived, ticket.deadline) for ticket in self._queue]
         name, top = policy.ceiling(now, due), policy.chain[-1]
         if name == self.ceiling:
             return
