@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +27,6 @@ OPTIONS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--window-size=1400,1700",
 )  # fmt: skip
-# Where pictures for the docs go, if they are wanted.
-PICTURES = os.environ.get("T3C_SCREENSHOTS")
 
 
 @pytest.fixture(scope="module")
@@ -187,37 +183,3 @@ def test_it_is_usable_by_keyboard_and_screen_reader(board: Running, browser: Any
         ActionChains(browser).send_keys(Keys.TAB).perform()
         reached.add(browser.switch_to.active_element.get_attribute("id"))
     assert {"budget-slider", "token"} <= reached
-
-
-@pytest.mark.skipif(not PICTURES, reason="T3C_SCREENSHOTS names no folder")
-def test_pictures_for_the_docs(board: Running, browser: Any, made: Made, tmp_path: Path) -> None:
-    """Some minutes of use, and what the page looks like then."""
-    from selenium.webdriver.common.keys import Keys
-
-    browser.get(f"{board.url}/#token={TOKEN}")
-    until(lambda: text(browser, "#active-profile"), "the page is there")
-    pixels = (made.digits.test[0][0, 0].numpy() * 0.5 + 0.5).clip(0, 1) * 255
-    raw = io.BytesIO()
-    Image.fromarray(pixels.astype(np.uint8)).resize((128, 128)).save(raw, "PNG")
-    (tmp_path / "digit.png").write_bytes(raw.getvalue())
-    browser.find_element("css selector", "#try-file").send_keys(str(tmp_path / "digit.png"))
-    choose(browser, "size")
-    slide(browser, Keys.HOME)
-    for step in range(14):
-        end = time.monotonic() + 3
-        while time.monotonic() < end:
-            infer(board, made)
-        slide(browser, Keys.ARROW_RIGHT * (14 if step < 8 else 2))
-    run = browser.find_element("css selector", "#try-run")
-    browser.execute_script("arguments[0].click()", run)
-    until(lambda: text(browser, "#try-answer"), "there is an answer")
-    time.sleep(2)
-    assert PICTURES is not None
-    for name, width in (("serve-dashboard", 1400), ("serve-dashboard-narrow", 420)):
-        browser.set_window_size(width, 1000)
-        time.sleep(1.5)
-        height = browser.execute_script("return document.documentElement.scrollHeight")
-        browser.set_window_size(width, height + 120)
-        time.sleep(1.5)
-        browser.save_screenshot(str(Path(PICTURES) / f"{name}.png"))
-    choose(browser, "none")

@@ -50,6 +50,12 @@ def serve(
     waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait")] = 256,
     body_mb: Annotated[float, typer.Option(help="Largest body")] = 64.0,
     rows: Annotated[int, typer.Option(min=1, help="Samples of one request at most")] = 64,
+    dwell_seconds: Annotated[
+        float, typer.Option(help="Least time before load lets a larger profile serve again")
+    ] = 2.0,
+    shadow: Annotated[
+        float, typer.Option(help="Share of answers that the largest profile gives as well")
+    ] = 0.01,
     drain_seconds: Annotated[
         float, typer.Option(help="Go on for so long, not ready, once told to stop")
     ] = 0.0,
@@ -89,6 +95,7 @@ def serve(
     config = ServeConfig(
         objective_ms=objective_ms, budget=Budget(latency_ms, size_mb, None, drift), lanes=lanes,
         batch=batch, fixed=profile, watch=tuple(watch or ()), drain_seconds=drain_seconds,
+        dwell=dwell_seconds, shadow=shadow,
         limits=Limits(rate=rate, waiting=waiting, body_mb=body_mb, rows=rows),
     )  # fmt: skip
     origin = Origin(

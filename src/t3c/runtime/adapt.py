@@ -10,6 +10,8 @@ from t3c.runtime.select import Candidate, Choice, cap_warnings
 from t3c.runtime.signals import Asked
 from t3c.spec import Budget
 
+HELD_BACK = "held back from"  # what the reasons of smaller profiles begin with
+
 
 def held_back(
     choice: Choice, candidates: Sequence[Candidate], budget: Budget, asked: Asked
@@ -38,7 +40,7 @@ def held_back(
         return choice
     below = [i for i in fit if i <= most]
     taken = candidates[max(below) if below else min(fit)]
-    reason = f"held back from {choice.profile}: {reason}"
+    reason = f"{HELD_BACK} {choice.profile}: {reason}"
     return Choice(taken.profile, reason, cap_warnings(taken, budget))
 
 

@@ -11,9 +11,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from t3c.errors import ArtifactError, RefusedError, T3CError, UnavailableError
+from t3c.errors import ArtifactError, EngineError, RefusedError, T3CError, UnavailableError
 from t3c.serve import admin, infer, views
 from t3c.serve.gate import Gate, SlowError, TooLargeError, retry
 from t3c.serve.infer import NotServedError
@@ -35,7 +34,7 @@ ABOUT = (
 # What a T3CError is to a client, the first that fits.
 STATUS: tuple[tuple[type[T3CError], int], ...] = (
     (UnavailableError, 503), (RefusedError, 429), (TooLargeError, 413), (SlowError, 408),
-    (NotServedError, 404), (ArtifactError, 409), (T3CError, 400),
+    (NotServedError, 404), (ArtifactError, 409), (EngineError, 500), (T3CError, 400),
 )  # fmt: skip
 
 
@@ -58,8 +57,7 @@ def build_app(
     app.include_router(admin.router)
     _add_errors(app)
     _add_dashboard(app)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    app.add_middleware(Gate, limits=service.config.limits, metrics=service.metrics)
+    app.add_middleware(Gate, limits=service.config.limits, metrics=service.metrics, hosts=hosts)
     whole = app.openapi
     app.openapi = lambda: _without_422(whole())  # type: ignore[method-assign]
     return app

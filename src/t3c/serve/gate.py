@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -75,8 +75,10 @@ class Rates:
 class Gate:
     """ASGI around the application; what it refuses, the application never sees."""
 
-    def __init__(self, app: Any, limits: Limits, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(
+        self, app: Any, limits: Limits, metrics: Metrics, hosts: Sequence[str] = ("*",)
+    ) -> None:
+        self._app, self._metrics, self._hosts = app, metrics, frozenset(hosts)
         self._rates = Rates(limits.rate, limits.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,6 +99,9 @@ class Gate:
 
         client = (scope.get("client") or ("unknown", 0))[0]
         try:
+            if not self._is_called_by_name(scope):
+                await send_error(counted, 400, "the Host is not a name of this server")
+                return
             if scope["path"] not in OPEN:
                 self._rates.take(client)
             await self._app(scope, receive, counted)
@@ -107,6 +112,11 @@ class Gate:
             self._metrics.http.labels(route, str(status or 499)).inc()
             if access.isEnabledFor(logging.INFO):
                 access.info(_line(scope, client, status, sent, time.monotonic() - start, told))
+
+    def _is_called_by_name(self, scope: Scope) -> bool:
+        host = next((v for k, v in scope["headers"] if k == b"host"), b"").decode("latin-1")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        return "*" in self._hosts or name in self._hosts
 
 
 def _line(

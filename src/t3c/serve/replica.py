@@ -113,7 +113,7 @@ class Replica:
     def beat(self, watched: bool) -> Beat:
         """What there is to tell; `watched` with views."""
         service, scheduler = self.service, self.service.scheduler
-        profile = service.standing(None, service.config.fixed)["profile"]
+        profile = service.standing(None)["profile"]
         row = Row(
             replica=self.name, node=self._node, pid=os.getpid(), state=service.state,
             version=service.version.name, profile=profile, ceiling=scheduler.ceiling,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from t3c.runtime.signals import Pressure
 from t3c.serve.pace import Pace
 from t3c.serve.policy import Due, LoadPolicy
 from t3c.spec import Budget
+
+log = logging.getLogger("t3c.serve")
 
 LOAD = "load"  # the source that lowers profiles for load
 TICK = 0.25  # seconds
@@ -77,7 +80,6 @@ class Scheduler:
         self.fixed = fixed
         self.serving: str | None = None
         self.ceiling = policy.chain[-1]
-        self.downshifted = 0  # requests that load brought below the profile they would have had
         self._most, self._shadow = waiting, shadow
         self._on_swap, self._on_drift = on_swap, on_drift
         self._queue: list[Ticket] = []
@@ -85,9 +87,11 @@ class Scheduler:
         self._some, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._threads = ThreadPoolExecutor(policy.lanes, thread_name_prefix="t3c-lane")
-        self._lanes = [asyncio.ensure_future(self._lane(index)) for index in range(policy.lanes)]
-        self._ticking = asyncio.ensure_future(self._tick())
         self._closed = False
+        self._lanes = [asyncio.ensure_future(self._lane(index)) for index in range(policy.lanes)]
+        for lane in self._lanes:
+            lane.add_done_callback(self._ended)
+        self._ticking = asyncio.ensure_future(self._tick())
         self._random = random.Random(0)
 
     @property
@@ -156,8 +160,8 @@ class Scheduler:
 
     def _admit(self, ticket: Ticket, now: float) -> None:
         """Refuse what cannot be in time even if all that is before it is served by the smallest."""
-        if self._closed:
-            raise UnavailableError("the server is stopping")
+        if self._closed or self.broken:
+            raise UnavailableError("the server is stopping" if self._closed else "a lane has ended")
         if self.waiting >= self._most:
             raise RefusedError(f"{self.waiting} requests are waiting, the most there may be")
         ahead = sum(max(0.0, until - now) for until, _ in self._running.values())
@@ -205,6 +209,17 @@ class Scheduler:
             self._running.pop(index, None)
             if not self.waiting:
                 self._idle.set()
+
+    def _ended(self, lane: asyncio.Task[None]) -> None:
+        """A lane that ends before its time leaves nobody waiting for it."""
+        if lane.cancelled():
+            return
+        log.error("a lane has ended", exc_info=lane.exception())
+        for ticket in self._queue:
+            _fail(ticket, UnavailableError("a lane has ended"))
+        self._queue.clear()
+        self._running.clear()
+        self._idle.set()
 
     async def _tick(self) -> None:
         """Go up again also while no request comes."""
@@ -291,7 +306,6 @@ class Scheduler:
             if not ticket.answered.done():
                 waited = (start - ticket.arrived) * 1e3
                 ticket.answered.set_result(Served(answer, waited, ran, now > ticket.due))
-            self.downshifted += answer.reason.startswith("held back")
         self._note_swap(answers[-1])
 
     def _note_swap(self, answer: Answer) -> None:
@@ -310,10 +324,14 @@ class Scheduler:
             return
         self._running[index] = time.monotonic() + took / 1e3, 0
         loop = asyncio.get_running_loop()
-        drifts = await loop.run_in_executor(
-            self._threads, _shadowed, self.runtime, top, one.arrays, answer, self.pace.largest
-        )
-        self._on_drift(answer.profile, drifts)
+        try:
+            drifts = await loop.run_in_executor(
+                self._threads, _shadowed, self.runtime, top, one.arrays, answer, self.pace.largest
+            )
+        except T3CError as error:  # its client has had an answer
+            log.warning("no shadow of %s: %s", answer.profile, error)
+        else:
+            self._on_drift(answer.profile, drifts)
 
 
 def _shadowed(

@@ -9,7 +9,16 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from t3c.errors import DataError, RefusedError, T3CError, UnavailableError
+from t3c.errors import (
+    ArtifactError,
+    DataError,
+    EngineError,
+    RefusedError,
+    SpecError,
+    T3CError,
+    UnavailableError,
+)
+from t3c.runtime.adapt import HELD_BACK
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.generating import Token
 from t3c.runtime.monitor import Shift
@@ -91,7 +100,7 @@ class Service:
             except (T3CError, OSError, MemoryError) as error:
                 self.metrics.reloads.labels("rolled back").inc()
                 self.book.event("reload", f"rolled back to {old.name}: {error}")
-                raise
+                raise ArtifactError(f"{error}: {old.name} serves on") from error
             scheduler = self.scheduler
             self._take(new)
             self._let_go(old, scheduler)
@@ -137,6 +146,9 @@ class Service:
         except RefusedError as error:
             self.note_refusal(error)
             raise
+        except EngineError:
+            self.book.ended("errors")
+            raise
         took = (time.monotonic() - arrived) * 1e3
         self._count(served, took, len(arrays[0]))
         return served
@@ -174,7 +186,7 @@ class Service:
     def profiles(self) -> dict[str, Any]:
         """Every profile with what is known of it here."""
         runtime, model = self.version.runtime, self.version.model
-        refused, active = runtime.refused, runtime.choose(self.budget).profile
+        refused, active = runtime.refused, self.standing(None)["profile"]
         rows = []
         for candidate in runtime.placed.candidates:
             certificate = runtime.certificates.get(candidate.profile)
@@ -204,10 +216,13 @@ class Service:
         }  # fmt: skip
 
     def standing(self, budget: Budget | None, profile: str | None = None) -> dict[str, Any]:
-        """Which profile would serve a budget now, and what would be guaranteed."""
+        """Which profile would serve a budget now, and what would be guaranteed; without one, what
+        serves requests that name none."""
         runtime = self.version.runtime
+        if profile is None and budget is None:
+            profile = self.config.fixed
         if profile is not None:
-            choice = runtime.chooser.named(runtime.chain[profile].name)
+            choice = self._named(profile)
         else:
             choice = runtime.choose(self.budget if budget is None else budget)
         certificate = runtime.certificates.get(choice.profile)
@@ -222,7 +237,7 @@ class Service:
         version, scheduler, book = self.version, self.scheduler, self.book
         runtime, policy = version.runtime, scheduler.policy
         now, asked = time.monotonic(), runtime.signals.asked
-        standing = self.standing(None, self.config.fixed)
+        standing = self.standing(None)
         reasons = list(asked.reasons)
         evidence = [watch.monitor.evidence for watch in runtime.watches.values()]
         return {
@@ -276,8 +291,16 @@ class Service:
         if len(arrays[0]) > most:
             raise DataError(f"{len(arrays[0])} samples in one request, at most {most}")
         if profile is not None:
-            runtime.chooser.named(runtime.chain[profile].name)
+            self._named(profile)
         return arrays
+
+    def _named(self, profile: str) -> Choice:
+        """A profile by its name; one that does not run here is the client's mistake."""
+        runtime = self.version.runtime
+        try:
+            return runtime.chooser.named(runtime.chain[profile].name)
+        except EngineError as error:
+            raise SpecError(str(error)) from error
 
     def _count(self, served: Served, took: float, rows: int) -> None:
         answer, metrics = served.answer, self.metrics
@@ -288,7 +311,7 @@ class Service:
         metrics.rows.observe(rows)
         if served.late:
             metrics.late.inc()
-        if answer.reason.startswith("held back"):
+        if answer.reason.startswith(HELD_BACK):
             metrics.downshifts.inc()
 
     def _take(self, version: Version) -> None:
