@@ -25,10 +25,10 @@ from t3c.runtime.reading import read_arrays
 DEMO, DOCS = Path("out/demo"), Path("docs")
 TOKEN = "a token for pictures alone"
 SIZES = {"serve-dashboard": 1400, "serve-dashboard-narrow": 420}
-ROWS = 16
+ROWS = 8
 PHASES = [
     Phase(seconds, rate)
-    for seconds, rate in ((20, 40), (20, 120), (15, 320), (10, 900), (15, 320), (20, 120), (15, 40))
+    for seconds, rate in ((20, 30), (20, 80), (15, 160), (10, 400), (15, 160), (20, 80), (15, 30))
 ]
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",

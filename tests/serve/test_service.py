@@ -20,6 +20,7 @@ from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.errors import ArtifactError, CorruptError, SpecError
 from t3c.experiments.servers import Server, server
+from t3c.runtime.monitor import MonitorConfig
 from t3c.runtime.runtime import load
 from t3c.serve.book import EVENTS, KEPT, SECONDS, Book
 from t3c.serve.config import ServeConfig
@@ -166,6 +167,20 @@ def test_batches_are_as_large_as_helps(made: Made, monkeypatch: pytest.MonkeyPat
         found = measure_pace(runtime, [np.zeros((1, 1, 32, 32), np.float32)])
         assert found.largest == largest
         assert set(found.times) == {c.profile for c in runtime.candidates}
+
+
+def test_what_is_watched_is_warm_before_the_first_request(made: Made) -> None:
+    config = ServeConfig(objective_ms=10_000, batch=2)
+    with running(made.artifact, config, monitor=MonitorConfig(every=1)) as watched:
+        runtime = watched.service.version.runtime
+        before = sum(runtime.counters.snapshot()["compiled"].values())
+        for name in watched.service.version.pace.times:
+            status, answer = infer(watched, made, profile=name)
+            assert (status, answer["parameters"]["profile"]) == (200, name)
+        assert sum(runtime.counters.snapshot()["compiled"].values()) == before
+        seen = [watch.monitor.seen for watch in runtime.watches.values()]
+        assert seen == [1] * len(seen)  # what was timed is no sample
+        assert watched.get("/v1/live")["monitor"]["evidence"] < 1
 
 
 def test_the_book_is_bounded_and_tells_of_the_last_seconds() -> None:

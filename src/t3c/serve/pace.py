@@ -10,7 +10,7 @@ import numpy as np
 
 from t3c.runtime.calls import part_sizes
 from t3c.runtime.engines.protocol import Array
-from t3c.runtime.runtime import Runtime
+from t3c.runtime.runtime import WATCHED, Runtime
 
 CALLS = 7  # timed calls of a profile and a batch size
 MOST = 32  # samples that are tried as one batch
@@ -100,10 +100,11 @@ def _sizes_to(largest: int) -> list[int]:
 
 
 def _time(runtime: Runtime, name: str, inputs: Sequence[Array], size: int) -> float:
-    """The median of a few calls, after one that may have to compile."""
+    """The median of a few calls, after one that may have to compile; of what is watched, of the
+    session that tells of activations."""
     rows = [np.repeat(array[:1], size, axis=0) for array in inputs]
     taken: list[float] = []
-    with runtime.pool.lease(name) as session:
+    with runtime.pool.lease(name + WATCHED if name in runtime.watches else name) as session:
         session.run(rows)
         while len(taken) < CALLS and sum(taken) < SLOW_MS:
             start = time.perf_counter()
