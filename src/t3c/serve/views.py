@@ -7,7 +7,7 @@ import time
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +30,22 @@ MOST_TOKENS, LONGEST_TEXT = 256, 20_000
 
 Limit = Annotated[float | None, Query(gt=0, allow_inf_nan=False)]
 Quantile = Annotated[str, Query(pattern="^p(50|90|99)$")]
+
+
+def query_budget(
+    latency_ms: Limit = None,
+    size_mb: Limit = None,
+    energy_mj: Limit = None,
+    drift: Limit = None,
+    quantile: Quantile = "p50",
+) -> Budget | None:
+    """The budget of a query, None where nothing is limited: then the standing one counts."""
+    if all(limit is None for limit in (latency_ms, size_mb, energy_mj, drift)):
+        return None
+    return Budget(latency_ms, size_mb, energy_mj, drift, quantile)
+
+
+Asked = Annotated[Budget | None, Depends(query_budget)]
 
 
 class Profiles(BaseModel):
@@ -78,16 +94,9 @@ async def profiles(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/certificate", response_model=Standing, responses=ERRORS)
 async def certificate(
-    request: Request,
-    latency_ms: Limit = None,
-    size_mb: Limit = None,
-    energy_mj: Limit = None,
-    drift: Limit = None,
-    quantile: Quantile = "p50",
-    profile: str | None = None,
+    request: Request, budget: Asked, profile: str | None = None
 ) -> dict[str, Any]:
     """Which profile would serve a budget now, or a named profile, and with what certificate."""
-    budget = _budget(latency_ms, size_mb, energy_mj, drift, quantile)
     if budget is not None and profile is not None:
         raise DataError("name a budget or a profile, not both")
     return service_of(request).standing(budget, profile)
@@ -106,18 +115,10 @@ async def prometheus(request: Request) -> Response:
 
 
 @router.post("/v1/try", responses=BODY_ERRORS, openapi_extra=TRY)
-async def try_it(
-    request: Request,
-    latency_ms: Limit = None,
-    size_mb: Limit = None,
-    energy_mj: Limit = None,
-    drift: Limit = None,
-    quantile: Quantile = "p50",
-) -> Response:
+async def try_it(request: Request, budget: Asked) -> Response:
     """Answer a picture, or a text, read as the artifact says: for people and their browsers."""
     service = service_of(request)
     body = await read_body(request, service.config.limits)
-    budget = _budget(latency_ms, size_mb, energy_mj, drift, quantile)
     inputs: Any
     if request.headers.get("content-type", "").startswith("application/json"):
         asked = parse_message(TryText, body)
@@ -177,16 +178,3 @@ def _told(
         "profile": profile, "reason": reason, "warnings": list(warnings),
         "guarantee": guarantee(certificate),
     }  # fmt: skip
-
-
-def _budget(
-    latency_ms: float | None,
-    size_mb: float | None,
-    energy_mj: float | None,
-    drift: float | None,
-    quantile: str,
-) -> Budget | None:
-    """A budget, None where nothing is limited: then the standing one counts."""
-    if all(limit is None for limit in (latency_ms, size_mb, energy_mj, drift)):
-        return None
-    return Budget(latency_ms, size_mb, energy_mj, drift, quantile)
