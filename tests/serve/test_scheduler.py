@@ -18,7 +18,7 @@ from t3c.serve.policy import LoadPolicy
 from t3c.serve.scheduler import Scheduler, Served
 from t3c.spec import Budget
 
-MS = {"tiny": 4.0, "max": 40.0}  # what a call takes here, whatever its batch
+MS = {"tiny": 4.0, "max": 80.0}  # what a call takes here, whatever its batch
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_burst_is_answered_in_time_by_smaller_profiles(slow: Runtime, made: Ma
             await asyncio.gather(*(scheduler.answer(sample(made), Budget()) for _ in range(10)))
         )
 
-    found = driven(slow, drive, objective=300)  # of max, 10 take 400 ms
+    found = driven(slow, drive, objective=800)  # of max, 10 take 800 ms
     assert not any(served.late for served in found)
     held = [served for served in found if served.answer.profile != slow.chain.top.name]
     assert held
@@ -115,7 +115,7 @@ def test_a_request_keeps_its_own_cap_under_load(slow: Runtime, made: Made) -> No
         strict = scheduler.answer(sample(made), capped)
         return list(await asyncio.gather(*loose, strict, return_exceptions=True))
 
-    *_, strict = driven(slow, drive, objective=300)
+    *_, strict = driven(slow, drive, objective=600)
     if isinstance(strict, Served):
         assert strict.answer.profile == top.profile
     else:
@@ -134,17 +134,18 @@ def test_more_than_can_be_in_time_is_refused_at_once_and_the_rest_is_in_time(
             except RefusedError as error:
                 return error, time.monotonic() - start
 
-        return list(await asyncio.gather(*(one() for _ in range(80))))
+        return list(await asyncio.gather(*(one() for _ in range(500))))
 
-    found = driven(slow, drive, objective=150)  # of tiny, 80 take 320 ms
+    # Of tiny, 500 take 2 s.
+    found = driven(slow, drive, objective=800, waiting=1000)
     answered = [one for one in found if isinstance(one, Served)]
     refused = [one for one in found if not isinstance(one, Served)]
-    assert len(answered) >= 15
+    assert len(answered) >= 50
     assert refused
-    assert sum(served.late for served in answered) <= 2
-    at_once = [seconds for _, seconds in refused if seconds < 0.05]
+    assert sum(served.late for served in answered) <= 0.05 * len(answered)
+    at_once = [seconds for _, seconds in refused if seconds < 0.3]
     assert len(at_once) > len(refused) / 2
-    assert all("cannot be answered within 150 ms" in str(error) for error, _ in refused)
+    assert all("cannot be answered within 800 ms" in str(error) for error, _ in refused)
     assert all(error.retry_seconds > 0 for error, _ in refused)
 
 
@@ -152,9 +153,30 @@ def test_a_deadline_that_no_profile_keeps_is_refused(slow: Runtime, made: Made) 
     async def drive(scheduler: Scheduler) -> None:
         with pytest.raises(RefusedError, match="cannot be answered within 2 ms"):
             await scheduler.answer(sample(made), Budget(), deadline_ms=2)
-        served = await scheduler.answer(sample(made), Budget(), deadline_ms=25)
-        assert served.answer.profile != slow.chain.top.name  # which would take 40 ms
+        served = await scheduler.answer(sample(made), Budget(), deadline_ms=75)
+        assert served.answer.profile != slow.chain.top.name  # which would take 80 ms
         assert not served.late
+
+    driven(slow, drive, objective=5000)
+
+
+def test_a_server_that_believes_itself_too_slow_finds_out_again(slow: Runtime, made: Made) -> None:
+    async def drive(scheduler: Scheduler) -> None:
+        scheduler.pace.factor = 100.0  # as after a time in which others had the machine
+        for _ in range(200):
+            await scheduler.answer(sample(made), Budget(), "tiny")
+        assert scheduler.pace.factor < 3
+
+    driven(slow, drive, objective=150)
+
+
+def test_deadlines_that_cannot_be_are_no_load(slow: Runtime, made: Made) -> None:
+    async def drive(scheduler: Scheduler) -> None:
+        for _ in range(500):
+            with pytest.raises(RefusedError):
+                await scheduler.answer(sample(made), Budget(), deadline_ms=0.01)
+        served = await scheduler.answer(sample(made), Budget())
+        assert served.answer.profile == slow.chain.top.name
 
     driven(slow, drive, objective=5000)
 
@@ -250,7 +272,7 @@ def test_profiles_come_back_while_nobody_asks(slow: Runtime, made: Made) -> None
         served = await scheduler.answer(sample(made), Budget())
         assert served.answer.profile == slow.chain.top.name
 
-    driven(slow, drive, objective=150)
+    driven(slow, drive, objective=1500)
 
 
 def test_an_alarm_overrides_load_but_no_limits(slow: Runtime, made: Made) -> None:
@@ -266,7 +288,7 @@ def test_an_alarm_overrides_load_but_no_limits(slow: Runtime, made: Made) -> Non
         assert limited.flagged
 
     try:
-        driven(slow, drive, objective=400)
+        driven(slow, drive, objective=3000)
     finally:
         slow.alarm.clear()
 

@@ -18,6 +18,7 @@ HELPS = 0.9  # of the time per sample at half the size, from which on a larger b
 SLOW_MS = 2000.0  # of a call: what takes longer is timed once
 HICCUP = 4.0  # times what is expected: more than that is not believed at once
 LEARN, LEARN_SPREAD = 1 / 16, 1 / 8
+BEST = 0.5  # of what was measured, when the machine may have been busy
 CAREFUL = 3.0  # spreads above the mean
 
 Times = Mapping[str, Mapping[int, float]]  # milliseconds by profile and batch size
@@ -42,6 +43,10 @@ class Pace:
     def expected(self, profile: str, rows: int) -> float:
         """What it takes on average."""
         return self._measured(profile, rows) * self.factor
+
+    def possible(self, profile: str, rows: int) -> float:
+        """What it may take at best: less than was measured, whatever was learnt since."""
+        return self._measured(profile, rows) * min(self.factor, BEST)
 
     def careful(self, profile: str, rows: int) -> float:
         """What it hardly ever exceeds."""

@@ -41,7 +41,8 @@ class Served(NamedTuple):
 @dataclass(eq=False)
 class Ticket:
     """A request in the queue. `deadline` is what the server plans by, `due` what was promised;
-    `least` is the smallest profile that may serve it. Times are of the loop's clock."""
+    `least` is the smallest profile that may serve it. One that came to an idle server is tried
+    as long as that is not hopeless: what was learnt of a busy machine could else never change."""
 
     arrays: list[Array]
     budget: Budget
@@ -51,6 +52,7 @@ class Ticket:
     deadline: float
     due: float
     answered: asyncio.Future[Served] = field(repr=False)
+    tried: bool = False
 
     @property
     def rows(self) -> int:
@@ -118,7 +120,6 @@ class Scheduler:
         ticket = self._ticket(
             arrays, budget, profile, now if arrived is None else arrived, deadline_ms
         )
-        self.policy.arrived(now, ticket.rows)
         self._admit(ticket, now)
         bisect.insort(self._queue, ticket, key=lambda one: one.deadline)
         self._idle.clear()
@@ -162,22 +163,29 @@ class Scheduler:
         """Refuse what cannot be in time even if all that is before it is served by the smallest."""
         if self._closed or self.broken:
             raise UnavailableError("the server is stopping" if self._closed else "a lane has ended")
+        hopeless = now + self.pace.possible(ticket.least, ticket.rows) / 1e3 - ticket.due
+        if hopeless > 0:  # by itself: that says nothing of load
+            takes = self.pace.expected(ticket.least, ticket.rows)
+            raise self._too_late(ticket, hopeless, f"{ticket.least} takes {takes:.3g} ms")
+        self.policy.arrived(now, ticket.rows)
         if self.waiting >= self._most:
             raise RefusedError(f"{self.waiting} requests are waiting, the most there may be")
+        ticket.tried = not self.waiting
         ahead = sum(max(0.0, until - now) for until, _ in self._running.values())
         for one in self._queue:
             if one.deadline > ticket.deadline:
                 break
             ahead += self.pace.expected(one.least, one.rows) / 1e3
-        own = self.pace.expected(ticket.least, ticket.rows) / 1e3
-        late = now + ahead / self.policy.lanes + own - ticket.deadline
-        if late > 0:
-            raise self._too_late(
-                ticket,
-                late,
-                f"{1e3 * own:.3g} ms of {ticket.least} behind "
-                f"{1e3 * ahead / self.policy.lanes:.3g} ms of others",
-            )
+        wait = ahead / self.policy.lanes
+        late = now + wait + self._takes(ticket) - ticket.deadline
+        if late > 0 and not ticket.tried:
+            why = f"{1e3 * self._takes(ticket):.3g} ms of {ticket.least} behind {1e3 * wait:.3g} ms"
+            raise self._too_late(ticket, late, f"{why} of others")
+
+    def _takes(self, ticket: Ticket) -> float:
+        """Seconds of the smallest profile that may serve it."""
+        known = self.pace.possible if ticket.tried else self.pace.expected
+        return known(ticket.least, ticket.rows) / 1e3
 
     def _too_late(self, ticket: Ticket, late: float, why: str) -> RefusedError:
         promised = (ticket.due - ticket.arrived) * 1e3
@@ -260,7 +268,7 @@ class Scheduler:
         """Refuse what waited for so long that no profile answers it in time any more."""
         kept = []
         for ticket in self._queue:
-            late = now + self.pace.expected(ticket.least, ticket.rows) / 1e3 - ticket.due
+            late = now + self._takes(ticket) - ticket.due
             if late > 0:
                 waited = (
                     f"waited {1e3 * (now - ticket.arrived):.3g} ms, {ticket.least} takes longer"
