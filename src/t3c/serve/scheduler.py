@@ -88,7 +88,7 @@ class Scheduler:
         self._running: dict[int, tuple[float, int]] = {}  # by lane: until when, how many requests
         self._some, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
-        self._threads = ThreadPoolExecutor(policy.lanes, thread_name_prefix="t3c-lane")
+        self._threads = ThreadPoolExecutor(policy.lanes, thread_name_prefix="lane")
         self._closed = False
         self._lanes = [asyncio.ensure_future(self._lane(index)) for index in range(policy.lanes)]
         for lane in self._lanes:
