@@ -35,7 +35,7 @@ from t3c.experiments.load import (
 )
 from t3c.experiments.results import ARTIFACT, MODEL, Results, load_results
 from t3c.experiments.sentences import load_any, train_any
-from t3c.experiments.servers import Server, server
+from t3c.experiments.servers import Server, server, standing_in
 from t3c.runtime.runtime import load
 from t3c.zoo.bases import base_folder
 
@@ -85,8 +85,9 @@ def measure(runs: int, seconds: float) -> dict[str, list[dict[str, Any]]]:
         servers = {}
         for name, (options, model) in kinds.items():
             say(f"starting {name}")
+            python = standing_in(model) if model else ("-m", "t3c.cli")
             servers[name] = stack.enter_context(
-                server(artifact, [*common, *options], stand_in=model)
+                server(artifact, [*common, *options], python=python)
             )
         held = {
             name: _held(servers[name], requests, objective, took[profile])

@@ -120,7 +120,10 @@ def test_inputs_that_do_not_fit_are_refused(
         ({"name": "other"}, "inputs must be"),
         ({"shape": [1, 1024]}, "does not fit"),
         ({"data": [1e39] * len(tensor["data"])}, "NaN or infinite"),
-        ({"shape": [65, *tensor["shape"][1:]], "data": tensor["data"] * 65}, "at most 64"),
+        ({"shape": [65, *tensor["shape"][1:]], "data": tensor["data"] * 65}, "over 65536 numbers"),
+        ({"shape": [2**30], "data": [[]] * 9}, "over 65536 numbers"),
+        ({"latency_ms": 3}, "Extra inputs are not permitted"),
+        ({"parameters": {"latency_ms": 3}}, "unknown parameter 'latency_ms'"),
     ):
         status, error, _ = served.call("POST", f"{path}/infer", {"inputs": [tensor | change]})
         assert (status, told in error["error"]) == (400, True), error
@@ -291,7 +294,7 @@ def test_bodies_over_the_limit_and_bodies_that_do_not_come(
         status, error, _ = tight.call("POST", at, b" " * 20_000)
         assert (status, "more than 10000 bytes" in error["error"]) == (413, True)
         status, error, _ = tight.call("POST", at, b" " * 6_000)
-        assert (status, "send tensors as binary" in error["error"]) == (400, True)
+        assert (status, "send tensors as binary" in error["error"]) == (413, True)
         host, port = tight.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as slow:  # says 100 bytes, sends 1
             slow.sendall(
@@ -311,8 +314,68 @@ def test_bodies_over_the_limit_and_bodies_that_do_not_come(
 
 
 def test_names_that_are_not_the_servers_own_are_refused(served: Running) -> None:
-    assert served.call("GET", "/v2", headers={"host": "evil.example"})[0] == 400
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil", ""):
+        status, error, _ = served.call("GET", "/v2", headers={"host": host})
+        assert (status, "Host" in error["error"]) == (400, True)
+    assert served.call("GET", "/v2", headers={"host": "LOCALHOST"})[0] == 200
+    own = served.url.removeprefix("http://")
+    assert served.call("GET", "/v2", headers={"origin": "http://evil.example"})[0] == 403
+    assert served.call("GET", "/v2", headers={"origin": "null"})[0] == 403
+    assert served.call("GET", "/v2", headers={"origin": f"http://{own}", "host": own})[0] == 200
     assert served.call("GET", "/v2", headers={"host": "localhost:1"})[0] == 200
+
+
+def test_bodies_of_many_clients_have_one_limit(made: Made) -> None:
+    limits = Limits(bodies_mb=0.01)
+    with running(made.artifact, ServeConfig(objective_ms=10_000, batch=1, limits=limits)) as tight:
+        at = f"/v2/models/{tight.service.version.model.name}/infer"
+        host, port = tight.url.removeprefix("http://").split(":")
+        head = f"POST {at} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n"
+        with socket.create_connection((host, int(port))) as first:
+            first.sendall(head.encode() + b" " * 6000)
+            time.sleep(0.3)
+            status, error, _ = tight.call("POST", at, b" " * 6000)
+            assert (status, "bytes of bodies" in error["error"]) == (429, True)
+        end = time.monotonic() + 5  # the first one has gone, and what it took is free again
+        while tight.call("POST", at, b" " * 6000)[0] != 400:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_crowds_are_refused_before_each_is_looked_at(served: Running, path: str) -> None:
+    many = {str(index): [] for index in range(200_000)}
+    for body in ({"inputs": [], "parameters": many}, many, {"inputs": [many]}):
+        raw = json.dumps(body).encode()
+        start = time.perf_counter()
+        status, error, _ = served.call("POST", f"{path}/infer", raw)
+        assert (status, "more than 64 keys" in error["error"]) == (400, True)
+        assert time.perf_counter() - start < 3  # to tell what is wrong with each took 17
+
+
+def test_a_client_that_goes_away_is_not_served(
+    made: Made, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    with running(made.artifact, ServeConfig(objective_ms=30_000, batch=1)) as one:
+        runtime, seen = one.service.version.runtime, list[str]()
+        run = runtime.run
+
+        def slower(profile: str, session: Any, arrays: Any) -> Any:
+            time.sleep(0.2)
+            seen.append(profile)
+            return run(profile, session, arrays)
+
+        monkeypatch.setattr(runtime, "run", slower)
+        at = f"/v2/models/{one.service.version.model.name}/infer"
+        host, port = one.url.removeprefix("http://").split(":")
+        raw = json.dumps(body).encode()
+        for _ in range(20):
+            with socket.create_connection((host, int(port))) as client:
+                head = (
+                    f"POST {at} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
+                )
+                client.sendall(head.encode() + raw)
+        assert one.call("POST", at, body)[0] == 200
+        assert len(seen) < 10
 
 
 def test_one_client_does_not_have_more_than_its_rate(made: Made) -> None:

@@ -99,6 +99,16 @@ def test_parameters_name_the_budget(
         (request() | {"parameters": {"deadline_ms": 1, "timeout": 1}}, "deadline_ms or timeout"),
         (request() | {"parameters": {"sequence_id": 4}}, "unknown parameter 'sequence_id'"),
         ({"inputs": request()["inputs"] * 2}, "there twice"),
+        (request() | {"latency_ms": 5}, "latency_ms: Extra inputs"),
+        (request() | {"parameters": {"latency_ms": None}}, "'latency_ms' must be a number, text"),
+        (request() | {"parameters": {"latency_ms": [5]}}, "'latency_ms' must be a number, text"),
+        (request(parameters={"latency_ms": 5}), "unknown parameter 'latency_ms'"),
+        (
+            request() | {"outputs": [{"name": "y", "parameters": {"classification": 2}}]},
+            "unknown parameter 'classification'",
+        ),
+        (request() | {"parameters": {str(i): 1 for i in range(65)}}, "more than 64 keys"),
+        ({"inputs": request()["inputs"] * 65}, "65 inputs, at most 64"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(payload: Any, told: str) -> None:

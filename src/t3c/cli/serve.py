@@ -49,6 +49,7 @@ def serve(
     rate: Annotated[float | None, typer.Option(help="Requests a second of one client")] = None,
     waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait")] = 256,
     body_mb: Annotated[float, typer.Option(help="Largest body")] = 64.0,
+    json_mb: Annotated[float, typer.Option(help="Most of it that is JSON")] = 4.0,
     rows: Annotated[int, typer.Option(min=1, help="Samples of one request at most")] = 64,
     dwell_seconds: Annotated[
         float, typer.Option(help="Least time before load lets a larger profile serve again")
@@ -96,7 +97,9 @@ def serve(
         objective_ms=objective_ms, budget=Budget(latency_ms, size_mb, None, drift), lanes=lanes,
         batch=batch, fixed=profile, watch=tuple(watch or ()), drain_seconds=drain_seconds,
         dwell=dwell_seconds, shadow=shadow,
-        limits=Limits(rate=rate, waiting=waiting, body_mb=body_mb, rows=rows),
+        limits=Limits(
+            rate=rate, waiting=waiting, body_mb=body_mb, json_mb=json_mb, rows=rows
+        ),
     )  # fmt: skip
     origin = Origin(
         artifact, engine, threads, memory_mb, MonitorConfig() if monitor else None
@@ -127,9 +130,12 @@ def _token(file: Path | None) -> str | None:
     if file is not None:
         if not file.is_file():
             raise DataError(f"{file}: no such file")
-        token = file.read_text().strip()
-    if token is not None and len(token) < 16:
-        raise SpecError("the admin token must have at least 16 characters")
+        try:
+            token = file.read_text("ascii").strip()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}: not a token: {error}") from error
+    if token is not None and not (len(token) >= 16 and token.isascii() and token.isprintable()):
+        raise SpecError("the admin token must be at least 16 plain characters")
     return token
 
 
@@ -142,6 +148,14 @@ def _log_to(access: Path | None) -> None:
         return
     plain = str(access) == "-"
     handler = logging.StreamHandler(sys.stdout) if plain else logging.FileHandler(access)
+    failed: list[str] = []
+
+    def say_once(record: logging.LogRecord) -> None:
+        if not failed:
+            failed.append(record.name)
+            sys.stderr.write(f"warning: {access}: requests cannot be logged: {sys.exc_info()[1]}\n")
+
+    handler.handleError = say_once  # type: ignore[method-assign]
     handler.setFormatter(logging.Formatter("%(message)s"))
     requests = logging.getLogger("t3c.access")
     requests.addHandler(handler)

@@ -34,13 +34,13 @@ class Server:
 
 @contextmanager
 def server(
-    artifact: Path, options: Sequence[str], token: str = "", stand_in: Path | None = None
+    artifact: Path,
+    options: Sequence[str],
+    token: str = "",
+    python: Sequence[str] = ("-m", "t3c.cli"),
 ) -> Iterator[Server]:
-    """`t3c serve` on a free port until the block ends; `stand_in` is a model in its max's place."""
-    command = [sys.executable, "-m", "t3c.cli"]
-    if stand_in is not None:
-        command = [sys.executable, "-m", "t3c.experiments.servers", str(stand_in)]
-    command += ["serve", str(artifact), "--port", "0", *options]
+    """`t3c serve` on a free port until the block ends; `python` is how the command line is run."""
+    command = [sys.executable, *python, "serve", str(artifact), "--port", "0", *options]
     with tempfile.NamedTemporaryFile("w", suffix=".token") as file:
         file.write(token or "a token nobody needs")
         file.flush()
@@ -54,6 +54,11 @@ def server(
                     process.wait(STOP_SECONDS)
                 except subprocess.TimeoutExpired:
                     process.kill()
+
+
+def standing_in(model: Path) -> list[str]:
+    """How the command line is run with a model in the place of every profile."""
+    return ["-m", "t3c.experiments.servers", str(model)]
 
 
 def _started(process: subprocess.Popen[str]) -> Server:
@@ -83,7 +88,7 @@ def _main(model: str, arguments: Sequence[str]) -> None:
     from t3c.runtime.runtime import Runtime, load
     from t3c.serve import versions
 
-    def standing_in(*given: object, **options: object) -> Runtime:
+    def other(*given: object, **options: object) -> Runtime:
         runtime = load(*given, **options)  # type: ignore[arg-type]
         engine = runtime.engine
         assert isinstance(engine, OpenVINO)
@@ -91,7 +96,7 @@ def _main(model: str, arguments: Sequence[str]) -> None:
         runtime.pool = Pool(lambda key: session, lambda key: 1)
         return runtime
 
-    vars(versions)["load"] = standing_in
+    vars(versions)["load"] = other
     sys.argv = ["t3c", *arguments]
     runpy.run_module("t3c.cli", run_name="__main__")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -18,6 +18,7 @@ from t3c.spec import Budget
 
 router = APIRouter(tags=["administration"])
 
+SMALL_MB = 0.01  # of a body that is a few numbers
 bearer = HTTPBearer(auto_error=False, description="the admin token")
 DENIED: dict[int | str, dict[str, Any]] = {401: {"model": Error, "description": "no token"}}
 REPLACED: dict[int | str, dict[str, Any]] = {
@@ -25,15 +26,18 @@ REPLACED: dict[int | str, dict[str, Any]] = {
 }
 
 
+Limit = Annotated[float | None, Field(gt=0, strict=True)]
+
+
 class BudgetBody(Message):
     """Limits for requests that name none; null is no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    latency_ms: float | None = Field(default=None, gt=0)
-    size_mb: float | None = Field(default=None, gt=0)
-    energy_mj: float | None = Field(default=None, gt=0)
-    drift: float | None = Field(default=None, gt=0)
+    latency_ms: Limit = None
+    size_mb: Limit = None
+    energy_mj: Limit = None
+    drift: Limit = None
     quantile: str = Field(default="p50", pattern="^p(50|90|99)$")
 
 
@@ -89,7 +93,7 @@ async def budget(request: Request) -> dict[str, Any]:
 async def set_budget(request: Request) -> dict[str, Any]:
     """Change it; requests that are sent from now on go by it."""
     service = service_of(request)
-    asked = parse_message(BudgetBody, await read_body(request, service.config.limits))
+    asked = parse_message(BudgetBody, await read_body(request, service.config.limits, SMALL_MB))
     service.set_budget(Budget(**asked.model_dump()))
     return await budget(request)
 

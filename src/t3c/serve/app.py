@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 
 from t3c.errors import ArtifactError, EngineError, RefusedError, T3CError, UnavailableError
 from t3c.serve import admin, infer, views
-from t3c.serve.gate import Gate, SlowError, TooLargeError, retry
-from t3c.serve.infer import NotServedError
+from t3c.serve.gate import Gate, retry
+from t3c.serve.refusals import NotServedError, SlowError, TooLargeError
 from t3c.serve.service import Service
 from t3c.serve.tracing import Tracing
 from t3c.version import __version__

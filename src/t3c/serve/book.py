@@ -68,6 +68,10 @@ class Book:
         """Take how far a profile's answers were from the largest one's."""
         self._drifts.setdefault(profile, deque(maxlen=OBSERVED)).extend(drifts)
 
+    def forget_drift(self) -> None:
+        """Begin anew with what is observed."""
+        self._drifts.clear()
+
     def event(self, name: str, text: str) -> None:
         """Note something that people should see."""
         self.events.appendleft({"t": self._clock(), "event": name, "text": text})

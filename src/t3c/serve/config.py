@@ -13,13 +13,15 @@ from t3c.spec import Budget
 class Limits:
     """What a client may ask for; more is refused before it costs anything.
 
-    `json_mb` is of a body's JSON, which is read more slowly than it is sent. `rows` are samples of
+    `json_mb` is of a body's JSON, which holds up others while it is read, `bodies_mb` of all bodies
+    that are there at once. `rows` are samples of
     one request, `waiting` requests that are neither answered nor refused yet. `rate` is of one
     client address, in requests a second, with a `burst` on top; None is no limit.
     """
 
     body_mb: float = 64.0
-    json_mb: float = 8.0
+    json_mb: float = 4.0
+    bodies_mb: float = 512.0
     rows: int = 64
     waiting: int = 256
     read_seconds: float = 10.0
@@ -66,7 +68,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """What `t3c serve` does. `objective_ms` None is ten times what the largest profile takes.
+    """What `t3c serve` does. `objective_ms` None is ten times what the largest profile takes,
+    and at least 50 ms.
 
     `lanes` is how many requests run side by side, each on the engine's `threads`. `batch` is the
     most samples that run as one; None finds out where more stop helping. `fixed` serves one

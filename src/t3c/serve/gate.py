@@ -8,8 +8,8 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -17,10 +17,12 @@ from t3c.errors import DataError, RefusedError
 from t3c.serve.config import Limits
 from t3c.serve.metrics import Metrics
 from t3c.serve.protocol import whole_number
+from t3c.serve.refusals import SlowError, TooLargeError
 
 access = logging.getLogger("t3c.access")
 
-ARRIVED, TOLD = "t3c.arrived", "t3c.told"  # keys of a request's scope
+# Keys of a request's scope.
+ARRIVED, TOLD, ROOM, HELD = "t3c.arrived", "t3c.told", "t3c.room", "t3c.held"
 CLIENTS = 4096  # whose rates are kept
 LONGEST = 200  # characters of a path or an agent that are logged
 OPEN = ("/v2/health/live", "/v2/health/ready", "/metrics")  # not rated: others watch by them
@@ -35,17 +37,10 @@ HEADERS = (
     (b"content-security-policy", POLICY),
 )
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
-class TooLargeError(DataError):
-    """A body over the limit."""
-
-
-class SlowError(DataError):
-    """A body that does not come."""
 
 
 class Rates:
@@ -72,6 +67,22 @@ class Rates:
             self._buckets.popitem(last=False)
 
 
+class Room:
+    """Bytes of bodies that are there at once, from their first byte to their answer."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.used = most, 0
+
+    def take(self, count: int) -> None:
+        """Make room, or refuse."""
+        if self.used + count > self.most:
+            raise RefusedError(f"over {self.most} bytes of bodies are being read and answered")
+        self.used += count
+
+    def free(self, count: int) -> None:
+        self.used -= count
+
+
 class Gate:
     """ASGI around the application; what it refuses, the application never sees."""
 
@@ -79,6 +90,7 @@ class Gate:
         self, app: Any, limits: Limits, metrics: Metrics, hosts: Sequence[str] = ("*",)
     ) -> None:
         self._app, self._metrics, self._hosts = app, metrics, frozenset(hosts)
+        self._room = Room(int(limits.bodies_mb * 1e6))
         self._rates = Rates(limits.rate, limits.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,6 +99,7 @@ class Gate:
             return
         start = scope[ARRIVED] = time.monotonic()
         told = scope[TOLD] = dict[str, Any]()
+        scope[ROOM] = self._room
         status, sent = 0, 0
 
         async def counted(message: MutableMapping[str, Any]) -> None:
@@ -99,8 +112,8 @@ class Gate:
 
         client = (scope.get("client") or ("unknown", 0))[0]
         try:
-            if not self._is_called_by_name(scope):
-                await send_error(counted, 400, "the Host is not a name of this server")
+            if stranger := self._stranger(scope):
+                await send_error(counted, *stranger)
                 return
             if scope["path"] not in OPEN:
                 self._rates.take(client)
@@ -108,15 +121,25 @@ class Gate:
         except RefusedError as error:
             await send_error(counted, 429, str(error), retry(error))
         finally:
+            self._room.free(scope.get(HELD, 0))
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.http.labels(route, str(status or 499)).inc()
             if access.isEnabledFor(logging.INFO):
                 access.info(_line(scope, client, status, sent, time.monotonic() - start, told))
 
-    def _is_called_by_name(self, scope: Scope) -> bool:
-        host = next((v for k, v in scope["headers"] if k == b"host"), b"").decode("latin-1")
+    def _stranger(self, scope: Scope) -> tuple[int, str] | None:
+        """What to tell a browser that was led here by a page of someone else's."""
+        if "*" in self._hosts:
+            return None
+        found = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
+        host = found.get(b"host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        return "*" in self._hosts or name in self._hosts
+        if name not in self._hosts:
+            return 400, "the Host is not a name of this server"
+        origin = found.get(b"origin")
+        if origin is not None and origin.rpartition("://")[2] != host:
+            return 403, "pages of others may not call this server"
+        return None
 
 
 def _line(
@@ -158,9 +181,9 @@ def retry(error: RefusedError) -> dict[str, str]:
     return {"retry-after": str(max(1, min(60, math.ceil(error.retry_seconds))))}
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: Limits, most_mb: float | None = None) -> bytes:
     """A request's body, unless it is over the limit, packed, or takes too long to come."""
-    most = int(limits.body_mb * 1e6)
+    most = int((limits.body_mb if most_mb is None else most_mb) * 1e6)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise DataError("bodies are sent as they are: Content-Encoding is not served")
     length = whole_number(request.headers.get("content-length", "0"))
@@ -173,9 +196,28 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                 got += len(piece)
                 if got > most:
                     raise TooLargeError(f"a body of more than {most} bytes")
+                request.scope[ROOM].take(len(piece))
+                request.scope[HELD] = got
                 pieces.append(piece)
     except TimeoutError:
         raise SlowError(f"the body did not come within {limits.read_seconds:g} s") from None
     except ClientDisconnect:
         raise DataError("the client went away") from None
     return b"".join(pieces)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work comes to, or None as soon as the client has gone; then it is given up."""
+    answer, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await answer if answer.done() else None
+    finally:
+        gone.cancel()
+        answer.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client closes its connection; its body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from t3c.errors import DataError
 from t3c.runtime.engines.protocol import Array
 from t3c.runtime.standing import guarantee
-from t3c.serve.gate import ARRIVED, TOLD, read_body
+from t3c.serve.gate import ARRIVED, TOLD, read_body, unless_gone
 from t3c.serve.protocol import (
     HEADER_LENGTH,
     NAMES,
@@ -25,15 +25,15 @@ from t3c.serve.protocol import (
     metadata,
     parse_request,
 )
+from t3c.serve.refusals import NotServedError
 from t3c.serve.scheduler import Served
 from t3c.serve.service import Service
+from t3c.serve.versions import Version
 from t3c.version import __version__
 
 router = APIRouter(tags=["Open Inference Protocol"])
 
-
-class NotServedError(DataError):
-    """A model, version or file that is not served here."""
+GONE = 499  # nobody reads it but the log
 
 
 class Error(BaseModel):
@@ -134,29 +134,35 @@ async def infer(request: Request, model: str, version: str | None = None) -> Res
     _check_name(service, model, version)
     limits, headers = service.config.limits, request.headers
     body = await read_body(request, limits)
-    asked = parse_request(body, headers.get(HEADER_LENGTH), int(limits.json_mb * 1e6))
-    _wanted(service, asked)
+    asked = parse_request(
+        body, headers.get(HEADER_LENGTH), int(limits.json_mb * 1e6), service.most_numbers
+    )
+    version_now = service.version
+    _wanted(version_now, asked)
     with request.app.state.tracing.span("infer", headers) as attributes:
-        served = await service.infer(
+        work = service.infer(
             asked.inputs, asked.budget, asked.profile,
             arrived=request.scope[ARRIVED], deadline_ms=asked.deadline_ms,
         )  # fmt: skip
+        served = await unless_gone(request, work)
+        if served is None:
+            return Response(status_code=GONE)
         attributes.update({f"t3c.{k}": v for k, v in _standing(served, ()).items()})
     request.scope[TOLD].update(
         profile=served.answer.profile, rows=len(served.answer.output),
         waited_ms=round(served.waited_ms, 3), late=served.late, id=asked.id,
     )  # fmt: skip
-    return _response(service, asked, served)
+    return _response(version_now, asked, served)
 
 
-def _response(service: Service, asked: Asked, served: Served) -> Response:
+def _response(version: Version, asked: Asked, served: Served) -> Response:
     arrays: dict[str, Array] = dict(
-        zip([o.name for o in service.version.model.outputs], served.answer.outputs, strict=False)
+        zip([o.name for o in version.model.outputs], served.answer.outputs, strict=False)
     )
     names = asked.wanted or list(arrays)
     chosen = [arrays[name] for name in names]
     answer = InferResponse(
-        model_name=service.version.model.name, model_version=service.version.name, id=asked.id,
+        model_name=version.model.name, model_version=version.name, id=asked.id,
         parameters=_standing(served, asked.warnings),
         outputs=[
             OutputTensor(name=n, shape=list(a.shape), datatype=NAMES[str(a.dtype)])
@@ -188,9 +194,9 @@ def _standing(served: Served, warnings: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _wanted(service: Service, asked: Asked) -> None:
+def _wanted(version: Version, asked: Asked) -> None:
     """Refuse outputs that the model does not have, before it runs."""
-    known = [output.name for output in service.version.model.outputs]
+    known = [output.name for output in version.model.outputs]
     unknown = [name for name in asked.wanted or () if name not in known]
     if unknown:
         raise DataError(f"no output {unknown[0]!r}: there are {', '.join(known)}")

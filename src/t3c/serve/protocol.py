@@ -10,9 +10,10 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
-from t3c.artifact.manifest import TensorEntry
+from t3c.artifact.manifest import LARGEST_SAMPLE, TensorEntry
 from t3c.errors import DataError, SpecError
 from t3c.runtime.engines.protocol import Array
+from t3c.serve.refusals import TooLargeError
 from t3c.spec import Budget
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -22,7 +23,7 @@ DATATYPES = {
     "FP32": "float32", "FP64": "float64",
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DATATYPES.items()}
-MOST_AXES, MOST_TENSORS = 8, 64
+MOST_AXES, MOST_TENSORS, MOST_KEYS = 8, 64, 64
 LIMITS = ("latency_ms", "size_mb", "energy_mj", "drift")
 BUDGET = (*LIMITS, "quantile")
 OWN = (*BUDGET, "profile", "deadline_ms", "timeout", "binary_data_output")
@@ -37,7 +38,13 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
-class InputTensor(Message):
+class Sent(Message):
+    """What a client sends: nothing in it is passed over."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
+
+
+class InputTensor(Sent):
     """One input; its numbers are in `data`, nested or flat, or behind the JSON."""
 
     name: str = Field(max_length=256)
@@ -47,14 +54,14 @@ class InputTensor(Message):
     data: list[Any] | None = None
 
 
-class WantedOutput(Message):
+class WantedOutput(Sent):
     """An output that is asked for; with `binary_data` it comes behind the JSON."""
 
     name: str = Field(max_length=256)
     parameters: Parameters = Field(default_factory=dict)
 
 
-class InferRequest(Message):
+class InferRequest(Sent):
     """What is sent to `infer`. The budget is in `parameters`: latency_ms, size_mb, energy_mj,
     drift, quantile; or a profile by name; and deadline_ms (or Triton's timeout, microseconds)."""
 
@@ -118,19 +125,29 @@ class Asked(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def parse_request(body: bytes, header_length: str | None, json_bytes: int) -> Asked:
-    """The request of a body, or DataError; `json_bytes` is how much of it may be JSON."""
+def parse_request(
+    body: bytes, header_length: str | None, json_bytes: int, numbers: int = LARGEST_SAMPLE
+) -> Asked:
+    """The request of a body, or DataError; `json_bytes` is how much of it may be JSON, `numbers`
+    how many a tensor may have."""
     head, raw = _split(body, header_length)
     if len(head) > json_bytes:
-        raise DataError(
+        raise TooLargeError(
             f"{len(head)} bytes of JSON, at most {json_bytes}: send tensors as binary data"
         )
     request = parse_message(InferRequest, head)
+    for tensor in request.inputs:
+        if math.prod(tensor.shape) > numbers:
+            raise DataError(
+                f"input {tensor.name!r}: shape {tensor.shape} is over {numbers} numbers"
+            )
     inputs = _tensors(request.inputs, raw)
     given = request.parameters
     budget, profile = parse_budget(given)
     all_binary = given.get("binary_data_output") is True
     outputs = request.outputs or []
+    for output in outputs:
+        _check_known(f"output {output.name!r}", output.parameters, "binary_data")
     binary = {o.name for o in outputs if o.parameters.get("binary_data", all_binary) is True}
     ignored = [name for name in PASSED_OVER if name in given]
     return Asked(
@@ -144,13 +161,37 @@ def parse_request(body: bytes, header_length: str | None, json_bytes: int) -> As
 def parse_message(kind: type[Message], raw: bytes) -> Any:
     """A message from JSON, or one clear error."""
     try:
-        return kind.model_validate(json.loads(raw, parse_constant=_refuse_constant))
+        found = json.loads(raw, parse_constant=_refuse_constant)
+        _refuse_crowds(found)
+        return kind.model_validate(found)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(f"{where}: {first['msg']}" if where else first["msg"]) from error
+    except DataError:
+        raise
     except (ValueError, RecursionError) as error:
         raise DataError(f"the body is not JSON: {error}") from error
+
+
+def _refuse_crowds(found: Any) -> None:
+    """Refuse what has more parts than any request: to tell what is wrong with each takes long."""
+    if not isinstance(found, dict):
+        return
+    parts = [found]
+    for name in ("inputs", "outputs"):
+        listed = found.get(name)
+        if isinstance(listed, list):
+            if len(listed) > MOST_TENSORS:
+                raise DataError(f"{len(listed)} {name}, at most {MOST_TENSORS}")
+            parts += [one for one in listed if isinstance(one, dict)]
+    for part in parts:
+        given = part.get("parameters")
+        if len(part) > MOST_KEYS or (isinstance(given, dict) and len(given) > MOST_KEYS):
+            raise DataError(f"an object with more than {MOST_KEYS} keys")
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if not isinstance(value, bool | int | float | str):
+                raise DataError(f"parameter {name[:50]!r} must be a number, text or a boolean")
 
 
 def parse_budget(given: Parameters) -> tuple[Budget | None, str | None]:
@@ -199,6 +240,13 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+def _check_known(what: str, given: Parameters, known: str) -> None:
+    """Refuse parameters of a tensor that are not served: a budget is one of the request."""
+    unknown = [name for name in given if name != known]
+    if unknown:
+        raise SpecError(f"{what}: unknown parameter {unknown[0]!r}: there is {known}")
+
+
 def whole_number(text: str) -> int | None:
     """The number that a header says; None of what is none, or too long to be one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
@@ -219,6 +267,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 def _tensors(inputs: Sequence[InputTensor], raw: memoryview) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for tensor in inputs:
+        _check_known(f"input {tensor.name!r}", tensor.parameters, "binary_data_size")
         if tensor.name in found:
             raise DataError(f"input {tensor.name!r} is there twice")
         dtype = DATATYPES.get(tensor.datatype)

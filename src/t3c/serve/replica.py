@@ -24,8 +24,9 @@ from t3c.serve.board import BEAT, GONE, NAMESPACE, Beat, Order, Row, Rows, Told,
 from t3c.serve.config import ServeConfig
 from t3c.serve.gate import read_body
 from t3c.serve.gather import merge_pages, merge_views
-from t3c.serve.infer import BODY_ERRORS, ERRORS, NotServedError, service_of
+from t3c.serve.infer import BODY_ERRORS, ERRORS, service_of
 from t3c.serve.protocol import parse_message
+from t3c.serve.refusals import NotServedError
 from t3c.serve.service import Service
 from t3c.serve.tracing import configured_tracing
 from t3c.serve.versions import Origin
@@ -133,6 +134,7 @@ class Replica:
             self.service.set_budget(told.order.budget)
         if told.loads > self._loads:
             self._loads = told.loads
+            self._reloads = [task for task in self._reloads if not task.done()]
             self._reloads.append(asyncio.ensure_future(self._reload()))
 
     async def _follow_on(self) -> None:
@@ -173,7 +175,7 @@ async def set_budget_of(request: Request, replica: str | None = None) -> dict[st
     """Change the standing budget of all replicas, or of one alone."""
     mine, service = replica_of(request), service_of(request)
     asked = parse_message(
-        admin.BudgetBody, await read_body(request, service.config.limits)
+        admin.BudgetBody, await read_body(request, service.config.limits, admin.SMALL_MB)
     ).model_dump()
     told = service.standing(Budget(**asked))  # a budget that cannot be is refused here
     if replica is not None:

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from t3c.errors import SpecError, T3CError
 from t3c.serve.app import build_app
@@ -28,7 +30,8 @@ log = logging.getLogger("t3c.serve")
 
 KEEP_ALIVE = 30  # seconds
 BACKLOG = 2048
-BEYOND = 256  # connections beyond the requests that may wait, for health and the like
+BEYOND = 1024  # connections beyond the requests that may wait, for health and the like
+HEADER_SECONDS = 10.0  # that the head of a request may take to come
 POLL_SECONDS = 2.0  # between looks at the artifact's manifest
 NAMES = ["localhost", "127.0.0.1", "[::1]", "::1"]
 
@@ -68,6 +71,36 @@ class Address:
             reason = error.strerror or error
             raise SpecError(f"cannot listen at {self.host}:{self.port}: {reason}") from error
         return bound
+
+
+class _Protocol(HttpToolsProtocol):
+    """Lets a connection go whose request does not begin, or whose head does not come to its end."""
+
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._rest()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._rest()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._rest()
+        self._patience = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _rest(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -122,7 +155,8 @@ async def _serve(
         app = build_app(service, token=made, hosts=address.allowed, tracing=tracing)
         server = _Server(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", server_header=False,
+                app, http=_Protocol, log_config=None, access_log=False, lifespan="off",
+                server_header=False, proxy_headers=False,
                 limit_concurrency=config.limits.waiting + BEYOND, timeout_keep_alive=KEEP_ALIVE,
             ),
             service,
@@ -134,6 +168,9 @@ async def _serve(
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: loop.create_task(_reload(service)))
         following = loop.create_task(_follow(service, origin.path)) if follow else None
+        # uvicorn sends the signal that stopped it to itself again, when this is not over yet.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
         try:
             await server.serve(sockets=[bound])
         finally:
@@ -166,15 +203,18 @@ async def _reload(service: Service) -> None:
 
 
 async def _follow(service: Service, path: Path) -> None:
-    """Reload whenever the manifest is another, once for each."""
-    manifest = path / "manifest.json"
-    seen = _stamp(manifest)
+    """Reload whenever the manifest or the ledger is another, once for each."""
+    seen = _stamps(path)
     while True:
         await asyncio.sleep(POLL_SECONDS)
-        now = _stamp(manifest)
-        if now not in (seen, None):
+        now = _stamps(path)
+        if now != seen and now[0] is not None:
             seen = now
             await _reload(service)
+
+
+def _stamps(path: Path) -> list[tuple[int, int] | None]:
+    return [_stamp(path / name) for name in ("manifest.json", "ledger.json")]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -30,12 +30,17 @@ SHADOWED = 0.25  # of the objective: a shadow that takes longer is left out
 
 
 class Served(NamedTuple):
-    """An answer, how long it waited and ran, and whether its deadline had passed by then."""
+    """An answer, how long it waited and ran, and whether it is too late by now."""
 
     answer: Answer
     waited_ms: float
     ran_ms: float
     late: bool
+    due: float
+
+    def told(self, now: float) -> Served:
+        """The same as it is at a later time."""
+        return self._replace(late=now > self.due)
 
 
 @dataclass(eq=False)
@@ -124,7 +129,11 @@ class Scheduler:
         bisect.insort(self._queue, ticket, key=lambda one: one.deadline)
         self._idle.clear()
         self._some.set()
-        return await ticket.answered
+        expiry = asyncio.get_running_loop().call_later(ticket.due - now, self._expire, ticket)
+        try:
+            return await ticket.answered
+        finally:
+            expiry.cancel()
 
     async def drain(self) -> None:
         """Wait until all that was admitted is answered."""
@@ -181,6 +190,15 @@ class Scheduler:
         if late > 0 and not ticket.tried:
             why = f"{1e3 * self._takes(ticket):.3g} ms of {ticket.least} behind {1e3 * wait:.3g} ms"
             raise self._too_late(ticket, late, f"{why} of others")
+
+    def _expire(self, ticket: Ticket) -> None:
+        """Refuse what still waits when it is due, though every lane is busy."""
+        if ticket in self._queue:
+            self._queue.remove(ticket)
+            why = "every lane was busy until then"
+            _fail(ticket, self._too_late(ticket, self._takes(ticket), why))
+            if not self.waiting:
+                self._idle.set()
 
     def _takes(self, ticket: Ticket) -> float:
         """Seconds of the smallest profile that may serve it."""
@@ -299,7 +317,7 @@ class Scheduler:
                 choice = self.runtime.chooser.named(ticket.profile)
             else:
                 choice = self.runtime.choose(ticket.budget, ticket.arrays[0])
-        except T3CError as error:
+        except Exception as error:  # whatever it is, it is told to the one who asks
             _fail(ticket, error)
             return None
         return Chosen(ticket.arrays, choice, ticket.budget, ticket.profile is not None)
@@ -313,7 +331,9 @@ class Scheduler:
         for ticket, answer in zip(lot, answers, strict=True):
             if not ticket.answered.done():
                 waited = (start - ticket.arrived) * 1e3
-                ticket.answered.set_result(Served(answer, waited, ran, now > ticket.due))
+                ticket.answered.set_result(
+                    Served(answer, waited, ran, now > ticket.due, ticket.due)
+                )
         self._note_swap(answers[-1])
 
     def _note_swap(self, answer: Answer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,6 +35,7 @@ from t3c.spec import Budget
 from t3c.version import __version__
 
 Say = Callable[[str], object]
+MOST_NUMBERS = 2**22  # of an input whose sizes are free
 REFUSALS_SECONDS = 5.0  # in which refusals are one event
 
 
@@ -64,6 +66,15 @@ class Service:
         if self._scheduler is None:
             raise UnavailableError("the artifact is not loaded yet")
         return self._scheduler
+
+    @property
+    def most_numbers(self) -> int:
+        """How many numbers an input of a request may have; where sizes are free, of any model."""
+        samples = [entry.shape[1:] for entry in self.version.model.inputs]
+        fixed = [[size for size in shape if isinstance(size, int)] for shape in samples]
+        if any(len(sizes) < len(shape) for sizes, shape in zip(fixed, samples, strict=True)):
+            return MOST_NUMBERS
+        return self.config.limits.rows * max(map(math.prod, fixed))
 
     @property
     def ready(self) -> bool:
@@ -97,7 +108,11 @@ class Service:
                     new.watching.close()
                     new.runtime.close()
                     raise
-            except (T3CError, OSError, MemoryError) as error:
+                if self.state == "draining":
+                    new.watching.close()
+                    new.runtime.close()
+                    raise UnavailableError("the server is stopping")
+            except (T3CError, OSError, MemoryError, RuntimeError) as error:
                 self.metrics.reloads.labels("rolled back").inc()
                 self.book.event("reload", f"rolled back to {old.name}: {error}")
                 raise ArtifactError(f"{error}: {old.name} serves on") from error
@@ -149,8 +164,9 @@ class Service:
         except EngineError:
             self.book.ended("errors")
             raise
-        took = (time.monotonic() - arrived) * 1e3
-        self._count(served, took, len(arrays[0]))
+        now = time.monotonic()
+        served = served.told(now)
+        self._count(served, (now - arrived) * 1e3, len(arrays[0]))
         return served
 
     async def write(
@@ -281,8 +297,8 @@ class Service:
                     metrics.epsilon.labels(name).set(certificate.epsilon)
                 if (seen := self.book.observed(name)) is not None:
                     metrics.drift.labels(name).set(seen["mean"])
-            for watch in runtime.watches.values():
-                metrics.evidence.set(watch.monitor.evidence)
+            evidence = [watch.monitor.evidence for watch in runtime.watches.values()]
+            metrics.evidence.set(max(evidence, default=0.0))
         return metrics.page()
 
     def _checked(self, inputs: Any, profile: str | None) -> list[Array]:
@@ -326,6 +342,7 @@ class Service:
         loop = asyncio.get_running_loop()
         runtime.on_shift = partial(self._shifted, loop)
         self._version, self._scheduler = version, scheduler
+        self.book.forget_drift()  # of another version
         self.loads += 1
 
     def _let_go(self, version: Version, scheduler: Scheduler) -> None:

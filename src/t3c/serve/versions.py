@@ -24,7 +24,7 @@ SOURCES: dict[str, Callable[[], Source]] = {
     "thermal": ThermalZones, "cpu": CpuPressure, "battery": Battery,
 }  # fmt: skip
 OBJECTIVE = 10.0  # times what the largest profile takes, where no objective is named
-LEAST_OBJECTIVE_MS = 10.0
+LEAST_OBJECTIVE_MS = 50.0
 
 Watch = Callable[[str, int, int], object]
 
@@ -72,6 +72,23 @@ def open_version(
         source.path, source.engine, source.threads,
         monitor=source.monitor, memory_mb=source.memory_mb,
     )  # fmt: skip
+    watching = ExitStack()
+    try:
+        pace = _tried(runtime, config, watch)
+        top = pace.expected(runtime.candidates[-1].profile, 1)
+        objective = config.objective_ms or max(LEAST_OBJECTIVE_MS, OBJECTIVE * top)
+        for name in config.watch:
+            watching.enter_context(runtime.signals.watching(SOURCES[name]()))
+        words = Tokenizer.of(runtime.artifact) if runtime.artifact.tokenizer else None
+        return Version(runtime, pace, Policy(objective, dwell=config.dwell), words, watching)
+    except BaseException:
+        watching.close()
+        runtime.close()
+        raise
+
+
+def _tried(runtime: Runtime, config: ServeConfig, watch: Watch) -> Pace:
+    """How long profiles take, once all are warm and each has answered with numbers."""
     inputs = example_inputs(runtime.artifact)
     runtime.warm()
     names = [candidate.profile for candidate in runtime.candidates]
@@ -82,13 +99,7 @@ def open_version(
         outputs = runtime.session(profile).run(inputs)
         if not all(np.isfinite(output).all() for output in outputs):
             raise EngineError(f"{profile} answers with NaN or infinite values: it is not served")
-    top = pace.expected(runtime.candidates[-1].profile, 1)
-    objective = config.objective_ms or max(LEAST_OBJECTIVE_MS, OBJECTIVE * top)
-    watching = ExitStack()
-    for name in config.watch:
-        watching.enter_context(runtime.signals.watching(SOURCES[name]()))
-    words = Tokenizer.of(runtime.artifact) if runtime.artifact.tokenizer else None
-    return Version(runtime, pace, Policy(objective, dwell=config.dwell), words, watching)
+    return pace
 
 
 def refuse_other_face(old: ModelEntry, new: ModelEntry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from t3c.runtime.tokens import prompt_ids, text_inputs
 from t3c.serve import metrics
 from t3c.serve.gate import ARRIVED, TOLD, read_body
 from t3c.serve.infer import BODY_ERRORS, ERRORS, service_of
-from t3c.serve.protocol import Message, parse_message
+from t3c.serve.protocol import BUDGET, Message, parse_message
 from t3c.serve.service import Service
 from t3c.spec import Budget, Certificate
 
@@ -27,12 +28,14 @@ router = APIRouter(tags=["T3C"])
 
 SHOWN = 16  # numbers of an output without classes
 MOST_TOKENS, LONGEST_TEXT = 256, 20_000
+PATIENCE_MS = 10_000.0  # people wait for longer than programs
 
 Limit = Annotated[float | None, Query(gt=0, allow_inf_nan=False)]
 Quantile = Annotated[str, Query(pattern="^p(50|90|99)$")]
 
 
 def query_budget(
+    request: Request,
     latency_ms: Limit = None,
     size_mb: Limit = None,
     energy_mj: Limit = None,
@@ -40,6 +43,9 @@ def query_budget(
     quantile: Quantile = "p50",
 ) -> Budget | None:
     """The budget of a query, None where nothing is limited: then the standing one counts."""
+    unknown = set(request.query_params) - {*BUDGET, "profile"}
+    if unknown:
+        raise DataError(f"unknown parameter {min(unknown)[:50]!r}: there are {', '.join(BUDGET)}")
     if all(limit is None for limit in (latency_ms, size_mb, energy_mj, drift)):
         return None
     return Budget(latency_ms, size_mb, energy_mj, drift, quantile)
@@ -118,17 +124,18 @@ async def prometheus(request: Request) -> Response:
 async def try_it(request: Request, budget: Asked) -> Response:
     """Answer a picture, or a text, read as the artifact says: for people and their browsers."""
     service = service_of(request)
-    body = await read_body(request, service.config.limits)
+    limits = service.config.limits
     inputs: Any
     if request.headers.get("content-type", "").startswith("application/json"):
-        asked = parse_message(TryText, body)
+        asked = parse_message(TryText, await read_body(request, limits, limits.json_mb))
         if service.version.model.states:
             return JSONResponse(await _written(service, asked, budget))
         inputs, warnings = _text(service, asked.text)
     else:
-        inputs, warnings = _picture(service, body), []
+        body = await read_body(request, limits)
+        inputs, warnings = await asyncio.to_thread(_picture, service, body), []
     arrived = request.scope[ARRIVED]
-    served = await service.infer(inputs, budget, arrived=arrived)
+    served = await service.infer(inputs, budget, arrived=arrived, deadline_ms=PATIENCE_MS)
     answer = served.answer
     request.scope[TOLD].update(profile=answer.profile, late=served.late)
     classes = top_classes(answer.output[0], service.version.model.classes)
