@@ -33,7 +33,8 @@ def serve(
         int | None, typer.Option(min=1, help="Samples that run as one; default as helps")
     ] = None,
     objective_ms: Annotated[
-        float | None, typer.Option(help="What a request may take; default 10 times the largest")
+        float | None,
+        typer.Option(help="What a request may take; default 10 times the largest profile"),
     ] = None,
     latency_ms: Annotated[float | None, typer.Option(help="Standing budget of the model")] = None,
     size_mb: Annotated[float | None, typer.Option(help="Standing budget of the size")] = None,
