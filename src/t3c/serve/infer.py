@@ -137,22 +137,22 @@ async def infer(request: Request, model: str, version: str | None = None) -> Res
     asked = parse_request(
         body, headers.get(HEADER_LENGTH), int(limits.json_mb * 1e6), service.most_numbers
     )
-    version_now = service.version
-    _wanted(version_now, asked)
+    _wanted(service.version, asked)
     with request.app.state.tracing.span("infer", headers) as attributes:
         work = service.infer(
             asked.inputs, asked.budget, asked.profile,
             arrived=request.scope[ARRIVED], deadline_ms=asked.deadline_ms,
         )  # fmt: skip
-        served = await unless_gone(request, work)
-        if served is None:
+        found = await unless_gone(request, work)
+        if found is None:
             return Response(status_code=GONE)
+        by, served = found
         attributes.update({f"t3c.{k}": v for k, v in _standing(served, ()).items()})
     request.scope[TOLD].update(
         profile=served.answer.profile, rows=len(served.answer.output),
         waited_ms=round(served.waited_ms, 3), late=served.late, id=asked.id,
     )  # fmt: skip
-    return _response(version_now, asked, served)
+    return _response(by, asked, served)
 
 
 def _response(version: Version, asked: Asked, served: Served) -> Response:

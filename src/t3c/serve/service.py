@@ -150,8 +150,10 @@ class Service:
         *,
         arrived: float,
         deadline_ms: float | None = None,
-    ) -> Served:
-        """Check inputs, wait for a lane, answer; every outcome is counted."""
+    ) -> tuple[Version, Served]:
+        """Check inputs, wait for a lane, answer, by the version that serves now; every outcome is
+        counted."""
+        version = self.version
         try:
             arrays = self._checked(inputs, profile)
             served = await self.scheduler.answer(
@@ -167,7 +169,7 @@ class Service:
         now = time.monotonic()
         served = served.told(now)
         self._count(served, (now - arrived) * 1e3, len(arrays[0]))
-        return served
+        return version, served
 
     async def write(
         self, ids: Array, budget: Budget | None, tokens: int, stop: tuple[int, ...]

@@ -135,7 +135,7 @@ async def try_it(request: Request, budget: Asked) -> Response:
         body = await read_body(request, limits)
         inputs, warnings = await asyncio.to_thread(_picture, service, body), []
     arrived = request.scope[ARRIVED]
-    served = await service.infer(inputs, budget, arrived=arrived, deadline_ms=PATIENCE_MS)
+    _, served = await service.infer(inputs, budget, arrived=arrived, deadline_ms=PATIENCE_MS)
     answer = served.answer
     request.scope[TOLD].update(profile=answer.profile, late=served.late)
     classes = top_classes(answer.output[0], service.version.model.classes)
