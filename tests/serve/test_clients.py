@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +83,15 @@ def test_triton_hears_of_what_is_refused(served: Running, client: Any, made: Mad
     wrong.set_data_from_numpy(np.zeros((1, 3), np.float32))
     with pytest.raises(triton.InferenceServerException, match="does not fit"):
         client.infer(name, [wrong])
+
+
+def test_the_openapi_document_refers_to_nothing_that_it_has_not(served: Running) -> None:
+    document = served.get("/openapi.json")
+    referred = set(re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(document)))
+    assert {"InputTensor", "WantedOutput", "InferResponse"} <= referred
+    assert referred <= set(document["components"]["schemas"])
+    assert '"#/$defs' not in json.dumps(document)
+    assert all("422" not in o["responses"] for p in document["paths"].values() for o in p.values())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -59,7 +59,7 @@ def build_app(
     _add_dashboard(app)
     app.add_middleware(Gate, limits=service.config.limits, metrics=service.metrics, hosts=hosts)
     whole = app.openapi
-    app.openapi = lambda: _without_422(whole())  # type: ignore[method-assign]
+    app.openapi = lambda: _as_served(whole())  # type: ignore[method-assign]
     return app
 
 
@@ -108,11 +108,14 @@ def _add_dashboard(app: FastAPI) -> None:
         return Response(files[name], media_type=f"{FILES[name]}; charset=utf-8")
 
 
-def _without_422(schema: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI promises 422 for what is malformed; here it is 400, as everywhere else."""
+def _as_served(schema: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI promises 422 for what is malformed, here it is 400, as everywhere else; and it does
+    not know of what is read by hand."""
     for path in schema["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
+    parts = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
-        schema.get("components", {}).get("schemas", {}).pop(name, None)
+        parts.pop(name, None)
+    parts.update(infer.BODY_PARTS)
     return schema

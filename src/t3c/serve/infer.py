@@ -59,17 +59,18 @@ BODY_ERRORS = {
     408: {"model": Error, "description": "the body did not come in time"},
     413: {"model": Error, "description": "the body is too large"},
 }
+# What a body is: described by hand, as it is read by hand.
+BODY = InferRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+BODY_PARTS = BODY.pop("$defs")
 INFER = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": InferRequest.model_json_schema(
-                ref_template="#/components/schemas/{model}"
-            )},
+            "application/json": {"schema": BODY},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     }
-}  # fmt: skip
+}
 
 
 def service_of(request: Request) -> Service:
