@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -34,7 +33,6 @@ from t3c.serve.versions import Origin, Version, Watch, open_version, refuse_othe
 from t3c.spec import Budget
 from t3c.version import __version__
 
-Say = Callable[[str], object]
 MOST_NUMBERS = 2**22  # of an input whose sizes are free
 REFUSALS_SECONDS = 5.0  # in which refusals are one event
 
