@@ -148,7 +148,7 @@ class Replica:
     async def _reload(self) -> None:
         try:
             await self.service.reload()
-        except (T3CError, OSError, MemoryError) as error:  # the old version serves on
+        except T3CError as error:  # the old version serves on
             log.error("not reloaded: %s", error)
 
 

@@ -19,6 +19,8 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from t3c.artifact.folder import MANIFEST
+from t3c.artifact.reader import LEDGER
 from t3c.errors import SpecError, T3CError
 from t3c.serve.app import build_app
 from t3c.serve.config import ServeConfig
@@ -198,7 +200,7 @@ async def _reload(service: Service) -> None:
     """Load what is at the path now; where that fails, the old one serves on, and it is said."""
     try:
         log.warning("reloaded: %s", await service.reload())
-    except (T3CError, OSError, MemoryError) as error:
+    except T3CError as error:
         log.error("not reloaded: %s", error)
 
 
@@ -214,7 +216,7 @@ async def _follow(service: Service, path: Path) -> None:
 
 
 def _stamps(path: Path) -> list[tuple[int, int] | None]:
-    return [_stamp(path / name) for name in ("manifest.json", "ledger.json")]
+    return [_stamp(path / name) for name in (MANIFEST, LEDGER)]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
