@@ -10,10 +10,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from lab.base import accuracy
+from lab.sentences import LENGTH, load_any, sentence_accuracy, train_any
+from lab.zoo.bases import NETWORKS, SENTENCES, base_folder, base_network
 from t3c.errors import DataError, T3CError
-from t3c.experiments.base import accuracy
-from t3c.experiments.sentences import LENGTH, load_any, sentence_accuracy, train_any
-from t3c.zoo.bases import NETWORKS, SENTENCES, base_folder, base_network
 from t3c.zoo.cifar10 import cifar10
 from t3c.zoo.text import sst2_ids
 

@@ -13,9 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from t3c.cli.app import progress, watcher
-from t3c.errors import T3CError
-from t3c.experiments.certification import (
+from lab.certification import (
     DELTA,
     certified_row,
     correlation_row,
@@ -24,9 +22,11 @@ from t3c.experiments.certification import (
     study_rows,
     worst_rows,
 )
-from t3c.experiments.certified import make, subjects
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.monitoring import monitor_rows, penalty_rows, watching_row
+from lab.certified import make, subjects
+from lab.figures import Figure, finish
+from lab.monitoring import monitor_rows, penalty_rows, watching_row
+from t3c.cli.app import progress, watcher
+from t3c.errors import T3CError
 from t3c.files import write_atomic
 
 OUT = Path("out/bench-certify.json")

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from t3c.experiments.conversion import measure_conversion
-from t3c.experiments.figures import Figure, finish
+from lab.conversion import measure_conversion
+from lab.figures import Figure, finish
 from t3c.zoo.hugging_face import bundled
 
 OUT = Path("out/bench-convert.json")

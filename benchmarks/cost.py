@@ -14,10 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from t3c.artifact.reader import DEVICES, Artifact
-from t3c.cli.app import progress, watcher
-from t3c.errors import DisturbedError, T3CError
-from t3c.experiments.cost import (
+from lab.cost import (
     audit_all,
     audit_rows,
     calibrate_all,
@@ -28,9 +25,12 @@ from t3c.experiments.cost import (
     subjects,
     transfer_rows,
 )
-from t3c.experiments.figures import Figure, finish
-from t3c.runtime.calibrate import CalibrationConfig, calibrate
-from t3c.runtime.engines import open_engine
+from lab.figures import Figure, finish
+from t3c.artifact.reader import DEVICES, Artifact
+from t3c.cli.app import progress, watcher
+from t3c.device.calibrate import CalibrationConfig, calibrate
+from t3c.engines import open_engine
+from t3c.errors import DisturbedError, T3CError
 
 OUT = Path("out/bench-cost.json")
 WORK = Path("out/bench-cost")

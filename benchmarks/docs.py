@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab.report.cost import cost_picture
+from lab.report.fidelity import fidelity_picture
+from lab.report.results import results_text
+from lab.report.results_charts import results_pictures
+from lab.report.runtime import sizes_picture
+from lab.report.serving import serving_picture
+from lab.report.training import training_picture
 from t3c.artifact.schema import schemas
 from t3c.files import write_atomic
 from t3c.report.certificates import figures_picture
-from t3c.report.cost import cost_picture
-from t3c.report.fidelity import fidelity_picture
-from t3c.report.results import results_text
-from t3c.report.results_charts import results_pictures
-from t3c.report.runtime import sizes_picture
-from t3c.report.serving import serving_picture
-from t3c.report.training import training_picture
 
 DOCS, OUT = Path("docs"), Path("out")
 BLOCK = re.compile(r"(<!-- table ([\w-]+) (\w+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.S)

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab.fidelity import curve, subjects
+from lab.figures import Figure, finish
+from lab.quantizers import by_bits, compare
+from lab.report.fidelity import fidelity_picture
 from t3c.errors import T3CError
-from t3c.experiments.fidelity import curve, subjects
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.quantizers import by_bits, compare
 from t3c.files import write_atomic
-from t3c.report.fidelity import fidelity_picture
 
 OUT = Path("out/bench-fidelity.json")
 COMPARED = ("minilm-l6", "stories15m")

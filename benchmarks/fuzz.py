@@ -26,14 +26,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from lab.figures import Figure, finish
+from lab.fuzz import Guard, load_all, open_manifest
+from lab.mutations import Content, mutate, mutate_json, read_folder, write_folder
 from t3c.artifact.folder import MANIFEST
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
+from t3c.engines import open_engine
 from t3c.errors import T3CError
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.fuzz import Guard, load_all, open_manifest
-from t3c.experiments.mutations import Content, mutate, mutate_json, read_folder, write_folder
-from t3c.runtime.engines import open_engine
 
 OUT = Path("out/bench-fuzz.json")
 KEPT = Path("out/bench-fuzz")

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lab.load import Phase, arrivals, bodies, offer
+from lab.servers import Server, server
 from t3c.artifact.reader import Artifact
 from t3c.errors import DataError, T3CError
-from t3c.experiments.load import Phase, arrivals, bodies, offer
-from t3c.experiments.servers import Server, server
 from t3c.runtime.reading import read_arrays
 
 DEMO, DOCS = Path("out/demo"), Path("docs")

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.figures import Figure, finish
+from lab.results import Results, ResultsSpec, load_results
+from lab.sentences import load_any, train_any
+from lab.zoo.bases import base_folder
 from t3c.cli.app import progress, watcher
 from t3c.errors import T3CError
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.results import Results, ResultsSpec, load_results
-from t3c.experiments.sentences import load_any, train_any
-from t3c.zoo.bases import base_folder
 
 ROOT = Path(__file__).parents[1]
 SPECS, BASES = ROOT / "configs" / "results", ROOT / "configs" / "base"

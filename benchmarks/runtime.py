@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lab.figures import Figure, finish
+from lab.shipped import make, size_rows, subjects
+from lab.swapping import cold_rows, memory_rows, overhead_row, stress, swap_rows
 from t3c.artifact.reader import Artifact
 from t3c.cli.app import progress, watcher
 from t3c.errors import T3CError
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.shipped import make, size_rows, subjects
-from t3c.experiments.swapping import cold_rows, memory_rows, overhead_row, stress, swap_rows
 from t3c.runtime.runtime import Runtime
 
 OUT, WORK = Path("out/bench-runtime.json"), Path("out/bench-runtime")

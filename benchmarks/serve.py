@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from t3c.cli.app import progress, watcher
-from t3c.errors import T3CError
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.load import (
+from lab.figures import Figure, finish
+from lab.load import (
     Body,
     Outcome,
     Phase,
@@ -33,11 +31,13 @@ from t3c.experiments.load import (
     share_within,
     summary,
 )
-from t3c.experiments.results import ARTIFACT, MODEL, Results, load_results
-from t3c.experiments.sentences import load_any, train_any
-from t3c.experiments.servers import Server, server, standing_in
+from lab.results import ARTIFACT, MODEL, Results, load_results
+from lab.sentences import load_any, train_any
+from lab.servers import Server, server, standing_in
+from lab.zoo.bases import base_folder
+from t3c.cli.app import progress, watcher
+from t3c.errors import T3CError
 from t3c.runtime.runtime import load
-from t3c.zoo.bases import base_folder
 
 ROOT = Path(__file__).parents[1]
 WORK, OUT = Path("out/bench-serve"), Path("out/bench-serve.json")

@@ -21,12 +21,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from lab.figures import Figure, finish
+from lab.load import Body, bodies
+from lab.servers import Server, server
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.errors import DataError, T3CError
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.load import Body, bodies
-from t3c.experiments.servers import Server, server
 from t3c.runtime.reading import read_arrays
 from t3c.serve.protocol import HEADER_LENGTH
 

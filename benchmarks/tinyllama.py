@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.figures import Figure, finish
+from lab.large import Writing, compress_large, decode_large, export_large
 from t3c.cli.app import progress, watcher
 from t3c.errors import T3CError
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.large import Writing, compress_large, decode_large, export_large
 from t3c.files import write_atomic
 
 STAGES = ("export", "compress", "decode")

@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.few import few_rows
+from lab.figures import Figure, finish
+from lab.overhead import overhead_rows, parts_rows
+from lab.policies import policy_rows, summary_rows
 from t3c.cli.app import progress, watcher
 from t3c.errors import T3CError
-from t3c.experiments.few import few_rows
-from t3c.experiments.figures import Figure, finish
-from t3c.experiments.overhead import overhead_rows, parts_rows
-from t3c.experiments.policies import policy_rows, summary_rows
-from t3c.experiments.recipe import load_recipe
-from t3c.experiments.training import train_recipe
 from t3c.files import write_atomic
+from t3c.zoo.recipe import load_recipe
+from t3c.zoo.training import train_recipe
 
 OUT, WORK = Path("out/bench-train.json"), Path("out/bench-train")
 RECIPE = Path("configs/cifar10-resnet56.yaml")

@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 
 import t3c
+from lab.perplexity import perplexity, sliding_windows
+from lab.zoo.language import load_decoder
+from t3c.device.calibrate import CalibrationConfig
+from t3c.engines import Session
+from t3c.engines.decode import Generation
+from t3c.engines.protocol import Array
 from t3c.errors import DataError
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import to_original
 from t3c.measure.latency import interleave
-from t3c.measure.perplexity import perplexity, sliding_windows
-from t3c.runtime.calibrate import CalibrationConfig
-from t3c.runtime.decode import Generation
-from t3c.runtime.engines import Session
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.generating import Writing
 from t3c.runtime.tokens import Continued, Tokenizer, prompt_ids
 from t3c.zoo.corpora import corpus_tokens, read_text
-from t3c.zoo.language import load_decoder
 
 SHARES = (0.6, 0.8)  # where the part to train on ends, and the part to calibrate with
 LEAST, MOST = 27, 100  # windows to calibrate with: what certificates need, and enough for them

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 import t3c
+from lab.zoo.glue import encode, read_sentences
+from lab.zoo.language import load_encoder
 from t3c.certify.slices import sample_keys, split_unique
+from t3c.device.calibrate import CalibrationConfig
+from t3c.device.measured import time_sessions
+from t3c.engines.protocol import Array
 from t3c.errors import DataError
 from t3c.evidence.original import to_original
 from t3c.nn.inputs import select
-from t3c.runtime.calibrate import CalibrationConfig
-from t3c.runtime.engines.protocol import Array
-from t3c.runtime.measured import time_sessions
 from t3c.runtime.tokens import Tokenizer, text_inputs
-from t3c.zoo.glue import encode, read_sentences
-from t3c.zoo.language import load_encoder
 
 SHARES = (0.6, 0.2, 0.2)  # to train on, to calibrate and certify with, to test
 LEAST, MOST = 27, 600  # sentences to calibrate with: what certificates need, and enough for them

@@ -24,18 +24,18 @@ from t3c.control.profiles import Measured, Pruned
 from t3c.convert import elasticize_, state_of
 from t3c.cost.proxy import FEATURES
 from t3c.cost.work import layer_work
+from t3c.device import calibrate as calibration
+from t3c.device import measured as layer_times
+from t3c.device import transfer
+from t3c.device.calibrate import CalibrationConfig
+from t3c.device.grid import work_of
+from t3c.device.measured import Subject
+from t3c.evidence import audit as auditing
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.measure import latency
-from t3c.runtime import audit as auditing
-from t3c.runtime import calibrate as calibration
-from t3c.runtime import measured as layer_times
-from t3c.runtime import transfer
-from t3c.runtime.calibrate import CalibrationConfig
-from t3c.runtime.grid import work_of
-from t3c.runtime.measured import Subject
 from t3c.spec import Form, LayerPoint, LayerSpec, Profile
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
@@ -116,7 +116,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 # The same for a process of its own: put before what it runs.
 BRIEFLY = """
 from t3c.measure import latency
-from t3c.runtime import calibrate, measured
+from t3c.device import calibrate, measured
 calibrate.paced = lambda calls, rounds: rounds
 latency.warm_up = lambda call, **_: call()
 measured.ROUNDS = 3

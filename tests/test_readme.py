@@ -21,7 +21,7 @@ from typing import Any
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.exporter import ExportConfig
-from t3c.runtime.calibrate import CalibrationConfig
+from t3c.device.calibrate import CalibrationConfig
 from t3c.zoo.digits import DigitsNet
 
 def lower(config: type, **defaults: Any) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from t3c.artifact.attention import zero_after_products
 from t3c.artifact.graph import to_onnx
-from t3c.runtime.engines.openvino import OpenVINO
+from t3c.engines.openvino import OpenVINO
 
 
 class Attention(nn.Module):

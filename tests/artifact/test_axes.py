@@ -19,14 +19,14 @@ from conftest import LIGHT, quick, supply_times
 from t3c.artifact.graph import to_onnx
 from t3c.artifact.manifest import TensorEntry
 from t3c.convert import elasticize_, state_of
+from t3c.device.measured import example_inputs
+from t3c.engines import ENGINES, open_engine
+from t3c.engines.openvino import OpenVINO
 from t3c.errors import ConvertError, DataError, SpecError
 from t3c.exporter import ExportConfig, Exported, export
+from t3c.graph.assemble import assemble
 from t3c.nn.inputs import call, select
 from t3c.nn.view import at
-from t3c.runtime.assemble import assemble
-from t3c.runtime.engines import ENGINES, open_engine
-from t3c.runtime.engines.openvino import OpenVINO
-from t3c.runtime.measured import example_inputs
 from t3c.runtime.runtime import Runtime
 
 transformers = pytest.importorskip("transformers")

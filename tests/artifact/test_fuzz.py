@@ -16,14 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from t3c.artifact.folder import MANIFEST
-from t3c.artifact.manifest import DENSE, FACTORS, GRAPH, parse_manifest
-from t3c.artifact.reader import LEDGER, Artifact
-from t3c.artifact.upgrade import upgraded
-from t3c.cost.proxy import Proxy
-from t3c.errors import CorruptError, SpecError, T3CError, VersionError
-from t3c.experiments.fuzz import Guard, load_all, open_manifest
-from t3c.experiments.mutations import (
+from lab.fuzz import Guard, load_all, open_manifest
+from lab.mutations import (
     Content,
     mutate,
     mutate_graph,
@@ -34,7 +28,13 @@ from t3c.experiments.mutations import (
     sealed,
     write_folder,
 )
-from t3c.runtime.engines import open_engine
+from t3c.artifact.folder import MANIFEST
+from t3c.artifact.manifest import DENSE, FACTORS, GRAPH, parse_manifest
+from t3c.artifact.reader import LEDGER, Artifact
+from t3c.artifact.upgrade import upgraded
+from t3c.cost.proxy import Proxy
+from t3c.engines import open_engine
+from t3c.errors import CorruptError, SpecError, T3CError, VersionError
 from t3c.spec import Factorization, Kind, LayerPoint, LayerSpec
 
 OLD = Path(__file__).parent / "version1.t3c"

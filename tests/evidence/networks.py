@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import torch
 from torch import Tensor, nn
 
-from t3c.experiments.certified import Made, Subject, make
+from lab.certified import Made, Subject, make
 from t3c.nn.inputs import Inputs, batches_of, select
 
 POINTS = ((1 / 2, 4), (3 / 4, 6), (1.0, 8))

@@ -9,16 +9,16 @@ import pytest
 
 import t3c
 from conftest import Made
+from lab.zoo.corrupt import gaussian_noise
 from t3c.artifact.reader import LEDGER, Artifact
 from t3c.certify.slices import sample_keys
 from t3c.errors import ArtifactError, CorruptError, DataError, SpecError
 from t3c.evidence.artifact import certify_artifact
+from t3c.evidence.bench import Data, bench
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
-from t3c.experiments.bench import Data, bench
 from t3c.runtime.monitor import MonitorConfig, Shift
 from t3c.runtime.runtime import load
-from t3c.zoo.corrupt import gaussian_noise
 
 QUICK = CertifyConfig(
     measures=("absolute", "kl", "flip"),

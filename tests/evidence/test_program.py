@@ -9,17 +9,17 @@ import torch
 from networks import artifact_of, made_of, mlp, tensors_of
 from torch import nn
 
+from lab.certified import Made
 from t3c.artifact.graph import to_onnx
 from t3c.certify.gains import GainConfig
 from t3c.convert import elasticize_, state_of
+from t3c.engines.torch import TorchSession
 from t3c.errors import ConvertError, DataError
 from t3c.evidence.along import batched, first_order, linearize
 from t3c.evidence.estimates import EstimateConfig, estimate
 from t3c.evidence.original import beside, read_onnx, to_original, write_original
 from t3c.evidence.program import Executed, Program, executed
-from t3c.experiments.certified import Made
 from t3c.nn.inputs import call, select, tensors
-from t3c.runtime.engines.torch import TorchSession
 
 
 def between(made: Made, name: str, dtype: torch.dtype = torch.float64) -> Executed:

@@ -15,6 +15,8 @@ from networks import artifact_of, made_of, mlp, tensors_of
 from onnx import helper
 from torch import Tensor, nn
 
+from lab.certified import Made
+from t3c.engines.torch_operations import OPERATIONS
 from t3c.evidence.certify import CertifyConfig, Slices, certify
 from t3c.evidence.drifts import program_reference, session_outputs
 from t3c.evidence.estimates import EstimateConfig, estimate, residuals_of
@@ -22,9 +24,7 @@ from t3c.evidence.operands import Operand, Step, StoppedError
 from t3c.evidence.program import Executed, Layer, Program, executed
 from t3c.evidence.rules import RULES
 from t3c.evidence.worst_case import norms_of, worst_cases
-from t3c.experiments.certified import Made
 from t3c.nn.inputs import Inputs
-from t3c.runtime.engines.torch_operations import OPERATIONS
 
 
 def between(made: Made, name: str, bits: int | None = None) -> Executed:

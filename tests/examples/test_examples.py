@@ -22,8 +22,8 @@ import t3c
 from conftest import LIGHT, quick, supply_times
 from decoders import fast_tokenizer
 from t3c.certify.slices import sample_keys
+from t3c.engines.decode import Generation
 from t3c.measure import latency
-from t3c.runtime.decode import Generation
 from t3c.runtime.tokens import Tokenizer, text_inputs
 
 transformers = pytest.importorskip("transformers")

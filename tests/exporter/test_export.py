@@ -23,6 +23,7 @@ from t3c.artifact.ledger import ParityEntry
 from t3c.artifact.reader import Artifact
 from t3c.control.profiles import names_for
 from t3c.convert import elasticize_, state_of, units
+from t3c.engines import ENGINES
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
 from t3c.evidence.original import to_original
 from t3c.exporter import ExportConfig, export, time_points
@@ -30,7 +31,6 @@ from t3c.exporter.allocate import Wanted, allocate
 from t3c.exporter.content import topology
 from t3c.exporter.export import split
 from t3c.nn.inputs import evaluating
-from t3c.runtime.engines import ENGINES
 from t3c.spec import Form, ImageSpec, LayerPoint, LayerSpec
 
 pytestmark = pytest.mark.usefixtures("briefly")

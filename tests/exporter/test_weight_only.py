@@ -19,8 +19,8 @@ from t3c.errors import EngineError, SpecError
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.exporter import ExportConfig, Exported, export
-from t3c.runtime.int4 import products
-from t3c.runtime.tensorrt import write_tensorrt
+from t3c.graph.int4 import products
+from t3c.graph.tensorrt import write_tensorrt
 
 CONFIG = ExportConfig(
     activations="float", worst_drift=1.0, profiles=3, calibration=quick(3),
@@ -45,7 +45,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Expor
 def test_nothing_but_weights_is_of_few_bits(
     exported: tuple[nn.Module, Exported], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("t3c.runtime.assemble.cache_bytes", lambda: 0)  # nothing is cached
+    monkeypatch.setattr("t3c.graph.assemble.cache_bytes", lambda: 0)  # nothing is cached
     artifact = Artifact(exported[1].path)
     assert artifact.weight_only
     assert not artifact.manifest.model.quantized

@@ -16,10 +16,10 @@ from torch import nn
 import t3c
 from conftest import LIGHT, all_worth, quick
 from t3c.convert import ElasticConfig, elasticize_, state_of
+from t3c.engines import ENGINES
 from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import Inputs, call, select, tensors
 from t3c.quant.policy import RankTiedBits
-from t3c.runtime.engines import ENGINES
 from t3c.spec import Factorization
 
 transformers = pytest.importorskip("transformers")

@@ -25,7 +25,7 @@ from t3c.cli import app
 from t3c.control.policy import BUDGET_PATH, Policy, _shapes
 from t3c.control.token import About
 from t3c.errors import CorruptError
-from t3c.runtime.audit import audit, broken_promises, draw_pairs
+from t3c.evidence.audit import audit, broken_promises, draw_pairs
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.select import Candidate, explain, select
 from t3c.spec import Budget, Latency

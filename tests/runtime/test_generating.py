@@ -11,10 +11,10 @@ import torch
 import t3c
 from conftest import Made
 from decoders import MadeDecoder
+from t3c.engines import ENGINES, Session
+from t3c.engines.decode import Generation
+from t3c.engines.protocol import Array
 from t3c.errors import DataError, EngineError, SpecError
-from t3c.runtime.decode import Generation
-from t3c.runtime.engines import ENGINES, Session
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.runtime import Runtime
 
 PROMPT = np.array([[1, 14, 15], [1, 65, 35]])

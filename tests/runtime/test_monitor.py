@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from conftest import Made
 from t3c.artifact.shift import ShiftModel
+from t3c.engines import ENGINES, open_engine
+from t3c.engines.torch import TorchSession
 from t3c.errors import DataError, SpecError
+from t3c.graph.assemble import quantized_inputs, synthetic_layer
+from t3c.graph.watching import WATCHED, exposed, features, monitored_tensors, watched
 from t3c.measure.shift import Activations
-from t3c.runtime.assemble import quantized_inputs, synthetic_layer
-from t3c.runtime.engines import ENGINES, open_engine
-from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.monitor import Monitor, Shift
 from t3c.runtime.runtime import Runtime, load
-from t3c.runtime.watching import WATCHED, exposed, features, monitored_tensors, watched
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec
 
 TENSORS = 8

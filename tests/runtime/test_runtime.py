@@ -17,13 +17,13 @@ from t3c.artifact.folder import staged
 from t3c.artifact.manifest import CONTENT
 from t3c.artifact.reader import Artifact
 from t3c.certify.drift import relative_drift
+from t3c.engines import ENGINES, open_engine
+from t3c.engines.onnxruntime import unsigned_activations
+from t3c.engines.torch import TorchSession
 from t3c.errors import DataError, EngineError, SpecError
+from t3c.evidence.audit import audit, over
+from t3c.graph.assemble import activation_grid, assemble
 from t3c.nn import at
-from t3c.runtime.assemble import activation_grid, assemble
-from t3c.runtime.audit import audit, over
-from t3c.runtime.engines import ENGINES, open_engine
-from t3c.runtime.engines.onnxruntime import unsigned_activations
-from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.runtime import Runtime, load
 from t3c.spec import Budget, Form, Latency
 

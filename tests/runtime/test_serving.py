@@ -15,8 +15,8 @@ import pytest
 
 from conftest import Made
 from t3c.artifact.reader import Artifact
+from t3c.engines import open_engine
 from t3c.errors import DataError, SpecError
-from t3c.runtime.engines import open_engine
 from t3c.runtime.runtime import Answer, Runtime
 from t3c.runtime.signals import Pressure
 from t3c.spec import Budget

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from conftest import Made
+from lab.servers import Server, server
 from serving import SOON, Running, running
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.errors import ArtifactError, CorruptError, DataError, SpecError
-from t3c.experiments.servers import Server, server
 from t3c.runtime.monitor import MonitorConfig
 from t3c.runtime.runtime import load
 from t3c.serve.book import EVENTS, KEPT, SECONDS, Book

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from t3c.artifact.graph import to_onnx
+from t3c.engines.torch_operations import OPERATIONS
 from t3c.errors import DataError
-from t3c.runtime.engines.torch_operations import OPERATIONS
 from t3c.zoo import cifar10 as zoo
 
 ROWS = {"train": 2, "test": 3}

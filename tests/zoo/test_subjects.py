@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from t3c.errors import DataError
-from t3c.experiments.recipe import Recipe
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import subjects
 from t3c.zoo.digits import DigitsNet
+from t3c.zoo.recipe import Recipe
 from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
 
 

@@ -145,8 +145,8 @@ def bench(
 ) -> None:
     """Measure the profiles beside the original and baselines, in turns, in one process."""
     need("openvino", "openvino")
-    from t3c.experiments.bench import bench as run_bench
-    from t3c.experiments.bench import read_data
+    from t3c.evidence.bench import bench as run_bench
+    from t3c.evidence.bench import read_data
 
     runtime = load(artifact, engine, threads)
     beside = artifact.parent
@@ -177,7 +177,7 @@ def report(
     need("openvino", "openvino")
     from pydantic import ValidationError
 
-    from t3c.experiments.bench import Result
+    from t3c.evidence.bench import Result
 
     source = measured or artifact.parent / "bench.json"
     if not source.is_file():

@@ -22,7 +22,7 @@ def demo(
 ) -> None:
     """Train a network on digits, make one artifact of it, and ask it for three budgets."""
     need("torch", "train")
-    from t3c.experiments.demo import run_demo
+    from t3c.zoo.demo import run_demo
 
     out.mkdir(parents=True, exist_ok=True)
     with progress() as bar:

@@ -25,19 +25,19 @@ from t3c.cli.app import (
     progress,
     watcher,
 )
+from t3c.device.calibrate import CalibrationConfig, about, subject_of
+from t3c.device.calibrate import calibrate as run_calibration
+from t3c.device.journal import Journal
+from t3c.device.measured import describe
+from t3c.device.transfer import calibrate_quickly
+from t3c.engines import open_engine
 from t3c.errors import DataError
+from t3c.evidence.audit import ROUNDS, Audit
+from t3c.evidence.audit import audit as run_audit
 from t3c.files import locked
 from t3c.report.terminal import print_conditions, print_table, table_json
-from t3c.runtime.audit import ROUNDS, Audit
-from t3c.runtime.audit import audit as run_audit
-from t3c.runtime.calibrate import CalibrationConfig, about, subject_of
-from t3c.runtime.calibrate import calibrate as run_calibration
-from t3c.runtime.engines import open_engine
-from t3c.runtime.journal import Journal
-from t3c.runtime.measured import describe
 from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import load
-from t3c.runtime.transfer import calibrate_quickly
 
 BusyOpt = Annotated[bool, typer.Option("--busy", help="Measure although other processes run")]
 

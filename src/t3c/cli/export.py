@@ -36,7 +36,7 @@ def export(
     opened = Artifact(artifact)
     payload: dict[str, Any]
     if onnx is not None and profile is not None:
-        from t3c.runtime.tensorrt import write_tensorrt
+        from t3c.graph.tensorrt import write_tensorrt
 
         write_tensorrt(opened, opened.manifest.chain[profile], onnx)
         payload = {"file": str(onnx), "profile": profile, "bytes": onnx.stat().st_size}

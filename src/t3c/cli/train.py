@@ -31,10 +31,10 @@ def train(
 ) -> None:
     """Train a network once for every profile, and test it beside itself untrained."""
     need("torch", "train")
-    from t3c.experiments.recipe import load_recipe
-    from t3c.experiments.training import sweep as run_sweep
-    from t3c.experiments.training import train_recipe
     from t3c.train.processes import Processes
+    from t3c.zoo.recipe import load_recipe
+    from t3c.zoo.training import sweep as run_sweep
+    from t3c.zoo.training import train_recipe
 
     found = load_recipe(recipe, setting or ())
     folder = out or Path("out") / recipe.stem

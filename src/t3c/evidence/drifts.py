@@ -12,11 +12,11 @@ from torch import nn
 
 from t3c.artifact.reader import Artifact
 from t3c.certify.drift import Measure, measured
+from t3c.engines import Session
+from t3c.engines.protocol import Array
 from t3c.evidence.original import Original
 from t3c.evidence.program import Program, unchanged
 from t3c.nn.inputs import Inputs, call, tensors
-from t3c.runtime.engines import Session
-from t3c.runtime.engines.protocol import Array
 
 CHUNK = 16  # samples of which outputs are held at once: those of a language model are large
 

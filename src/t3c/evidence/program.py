@@ -22,14 +22,14 @@ from torch.nn import functional as F
 
 from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_kind, elastic_layer
 from t3c.artifact.reader import Artifact
+from t3c.device.measured import Subject
+from t3c.engines.decode import empty_states
+from t3c.engines.torch_operations import OPERATIONS
 from t3c.evidence.original import Original
 from t3c.factor.compose import compose
-from t3c.runtime.aligning import execution
-from t3c.runtime.assemble import rounded_tensors
-from t3c.runtime.builder import activation_grid
-from t3c.runtime.decode import empty_states
-from t3c.runtime.engines.torch_operations import OPERATIONS
-from t3c.runtime.measured import Subject
+from t3c.graph.aligning import execution
+from t3c.graph.assemble import rounded_tensors
+from t3c.graph.builder import activation_grid
 from t3c.spec import MAX_BITS, LayerSpec
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from t3c.certify.norms import SLACK, convolution_bound, matrix_bound
+from t3c.engines.torch_operations import OPERATIONS
 from t3c.evidence.operands import (
     WIDE_FLOATS,
     Step,
@@ -21,7 +22,6 @@ from t3c.evidence.operands import (
     is_sigmoid_of,
     rms_norm_of,
 )
-from t3c.runtime.engines.torch_operations import OPERATIONS
 
 
 def _scaled(factor: float) -> Callable[[Step], float]:

@@ -6,13 +6,13 @@ import numpy as np
 from torch import Tensor
 
 from t3c.artifact.shift import LEAST_FIT, ShiftModel
+from t3c.engines import Session
+from t3c.engines.protocol import Array
+from t3c.engines.torch import TorchSession
 from t3c.evidence.drifts import Samples, Watch, chunks
+from t3c.graph.watching import features, monitored_tensors, watched
 from t3c.measure.shift import Activations
-from t3c.runtime.engines import Session
-from t3c.runtime.engines.protocol import Array
-from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.runtime import Runtime
-from t3c.runtime.watching import features, monitored_tensors, watched
 from t3c.spec import Profile
 
 THRESHOLD = 0.99

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from t3c.device.calibrate import CalibrationConfig
 from t3c.errors import SpecError
 from t3c.evidence.certify import CertifyConfig
 from t3c.exporter.allocate import PROPOSALS, Proposals
-from t3c.runtime.calibrate import CalibrationConfig
 from t3c.train.policy_net import ControllerConfig
 
 

@@ -35,18 +35,18 @@ from t3c.artifact.upgrade import SCHEMA_VERSION
 from t3c.artifact.writer import drafted, write_content
 from t3c.certify.slices import sample_keys
 from t3c.convert import state_of
+from t3c.engines import ENGINES
+from t3c.engines.torch import TorchSession
+from t3c.engines.torch_operations import OPERATIONS
 from t3c.errors import ConvertError
 from t3c.evidence.original import refuse_batch_statistics
 from t3c.exporter.allocate import Allocated
+from t3c.graph.aligning import Aligner, from_reduced, kept_columns
+from t3c.graph.assemble import assemble, quantized_inputs, summed_inputs
 from t3c.nn.inputs import Inputs, batches_of, tensors
 from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.quant.straight_through import row_scale, view_scale
-from t3c.runtime.aligning import Aligner, from_reduced, kept_columns
-from t3c.runtime.assemble import assemble, quantized_inputs, summed_inputs
-from t3c.runtime.engines import ENGINES
-from t3c.runtime.engines.torch import TorchSession
-from t3c.runtime.engines.torch_operations import OPERATIONS
 from t3c.spec import Form, ImageSpec, LayerPoint, Profile, TextSpec
 from t3c.version import __version__
 

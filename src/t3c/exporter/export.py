@@ -22,6 +22,9 @@ from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
 from t3c.control.profiles import Measured, Pruned, fitting, names_for, prune, thin
 from t3c.convert import state_of
+from t3c.device.calibrate import calibrate
+from t3c.device.measured import Watch
+from t3c.engines import Engine, open_engine
 from t3c.errors import ConvertError, DataError, EngineError, SpecError
 from t3c.evidence.certify import Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
@@ -32,9 +35,6 @@ from t3c.exporter.config import ExportConfig
 from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
 from t3c.exporter.timing import Timed, time_traced
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
-from t3c.runtime.calibrate import calibrate
-from t3c.runtime.engines import Engine, open_engine
-from t3c.runtime.measured import Watch
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.tokens import read_tokenizer
 from t3c.spec import ImageSpec, ProfileChain, TextSpec

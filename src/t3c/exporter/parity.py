@@ -11,14 +11,14 @@ from torch import nn
 
 from t3c.artifact.ledger import ParityEntry
 from t3c.artifact.reader import Artifact
+from t3c.engines import ENGINES
+from t3c.engines.protocol import Array
+from t3c.engines.torch import TorchSession
 from t3c.errors import EngineError, MissingExtraError
 from t3c.evidence.drifts import arrays, session_outputs
 from t3c.exporter.content import BATCH, float_session
 from t3c.nn.inputs import Inputs, batches_of, call
 from t3c.nn.view import at
-from t3c.runtime.engines import ENGINES
-from t3c.runtime.engines.protocol import Array
-from t3c.runtime.engines.torch import TorchSession
 from t3c.runtime.runtime import Runtime
 
 STORED_TOLERANCE, ENGINE_TOLERANCE = 1e-3, 0.02

@@ -14,15 +14,15 @@ from t3c.artifact.devices import LayerTiming
 from t3c.artifact.graph import Axes, Traced
 from t3c.artifact.reader import Artifact
 from t3c.convert import LayerPlan, state_of
+from t3c.device.in_place import time_in_place
+from t3c.device.measured import Watch, time_layers
+from t3c.engines import Engine, open_engine
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.config import ExportConfig
+from t3c.graph.context import float_outputs
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import evaluating
-from t3c.runtime.context import float_outputs
-from t3c.runtime.engines import Engine, open_engine
-from t3c.runtime.in_place import time_in_place
-from t3c.runtime.measured import Watch, time_layers
 from t3c.spec import LayerPoint, Profile, ProfileChain
 
 

@@ -6,7 +6,7 @@ from html import escape
 
 from t3c.artifact.reader import Artifact
 from t3c.cost.work import stored_bytes
-from t3c.experiments.bench import Result, Variant
+from t3c.evidence.bench import Result, Variant
 from t3c.report.chart import Axis, Point, Series, chart, legend
 
 STYLE = """

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from t3c.engines.protocol import Array
 from t3c.errors import SpecError
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.monitor import Shift
 from t3c.runtime.select import Choice
 from t3c.spec import Budget

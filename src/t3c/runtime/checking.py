@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from t3c.artifact.manifest import STATE, ModelEntry, TensorEntry
+from t3c.engines.protocol import Array
 from t3c.errors import DataError
-from t3c.runtime.engines.protocol import Array
 
 ISFINITE = np.isfinite
 Plain = tuple[np.dtype[Any], tuple[int, ...], bool]  # type, sizes behind the batch, if it is float

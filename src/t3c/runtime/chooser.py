@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from t3c.control.policy import summarize
 from t3c.control.proposed import Controlled
+from t3c.engines.protocol import Array
 from t3c.errors import EngineError, SpecError
 from t3c.runtime.adapt import Alarm, Raised, flagged, held_back, made_safer
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.select import Candidate, Choice, select
 from t3c.runtime.signals import Asked, Signals
 from t3c.spec import Budget

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from t3c.engines.decode import Generation, Step
+from t3c.engines.protocol import Array
 from t3c.errors import DataError, SpecError
-from t3c.runtime.decode import Generation, Step
-from t3c.runtime.engines.protocol import Array
 from t3c.spec import Budget, Certificate
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import onnx
 from t3c.artifact.devices import DeviceTable, choose_forms
 from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.reader import Artifact
+from t3c.device.calibrate import subject_of
+from t3c.device.measured import Subject, describe
+from t3c.device.transfer import nearest, transferred
+from t3c.engines import Engine
 from t3c.errors import CorruptError
-from t3c.runtime.calibrate import subject_of
-from t3c.runtime.engines import Engine
-from t3c.runtime.measured import Subject, describe
 from t3c.runtime.select import Candidate
-from t3c.runtime.transfer import nearest, transferred
 from t3c.spec import Certificate, Profile
 
 

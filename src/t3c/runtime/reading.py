@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from t3c.artifact.manifest import ModelEntry
+from t3c.engines.protocol import Array
 from t3c.errors import DataError
-from t3c.runtime.engines.protocol import Array
 from t3c.spec import ImageSpec
 
 # What Pillow raises for files that are no pictures, or broken or hostile ones.

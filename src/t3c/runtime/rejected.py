@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from t3c.device.measured import Subject
+from t3c.engines import Engine
 from t3c.errors import EngineError
-from t3c.runtime.assemble import example_input, synthetic_layer
-from t3c.runtime.engines import Engine
-from t3c.runtime.measured import Subject
+from t3c.graph.assemble import example_input, synthetic_layer
 from t3c.spec import Form, LayerPoint, LayerSpec
 
 

@@ -17,17 +17,18 @@ import onnx
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.control.proposed import Controlled
+from t3c.device.measured import example_inputs
+from t3c.engines import Session, open_engine
+from t3c.engines.cache import CompileCache, default_folder
+from t3c.engines.protocol import Array
 from t3c.errors import EngineError, SpecError
+from t3c.graph.watching import features, watched
 from t3c.runtime.adapt import Alarm
-from t3c.runtime.cache import CompileCache, default_folder
 from t3c.runtime.calls import Held, Request, answer_all
 from t3c.runtime.checking import Checking
 from t3c.runtime.chooser import REMEMBERED, Chooser
 from t3c.runtime.counters import Counters
-from t3c.runtime.engines import Session, open_engine
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.generating import Writing, begin
-from t3c.runtime.measured import example_inputs
 from t3c.runtime.monitor import MonitorConfig, Shift
 from t3c.runtime.placed import Placed
 from t3c.runtime.pool import Lease, Pool
@@ -35,7 +36,6 @@ from t3c.runtime.rejected import rejected_tiles
 from t3c.runtime.select import Candidate, Choice, cap_warnings
 from t3c.runtime.signals import Signals
 from t3c.runtime.watches import Watch, find_watches
-from t3c.runtime.watching import features, watched
 from t3c.spec import Budget, Certificate, Profile
 
 WATCHED = " watched"  # behind a profile's name: its session that also tells of activations

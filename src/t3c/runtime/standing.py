@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t3c.runtime.engines.protocol import Array
+from t3c.engines.protocol import Array
 from t3c.spec import Certificate
 
 SHOWN = 3  # classes

@@ -10,8 +10,8 @@ import numpy as np
 
 from t3c.artifact.manifest import LARGEST_PLAIN, TOKENIZER, ModelEntry
 from t3c.artifact.reader import Artifact
+from t3c.engines.protocol import Array
 from t3c.errors import ArtifactError, DataError, MissingExtraError
-from t3c.runtime.engines.protocol import Array
 from t3c.spec import TextSpec
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
+from t3c.engines.protocol import Array
 from t3c.errors import DataError
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.standing import guarantee
 from t3c.serve.gate import ARRIVED, TOLD, read_body, unless_gone
 from t3c.serve.protocol import (

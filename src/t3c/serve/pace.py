@@ -8,8 +8,8 @@ from statistics import median
 
 import numpy as np
 
+from t3c.engines.protocol import Array
 from t3c.runtime.calls import part_sizes
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.runtime import WATCHED, Runtime
 
 CALLS = 7  # timed calls of a profile and a batch size

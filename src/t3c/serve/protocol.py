@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from t3c.artifact.manifest import LARGEST_SAMPLE, TensorEntry
+from t3c.engines.protocol import Array
 from t3c.errors import DataError, SpecError
-from t3c.runtime.engines.protocol import Array
 from t3c.serve.refusals import TooLargeError
 from t3c.spec import Budget
 

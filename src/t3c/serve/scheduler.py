@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from t3c.certify.drift import relative_drift
+from t3c.engines.protocol import Array
 from t3c.errors import RefusedError, T3CError, UnavailableError
 from t3c.runtime.calls import Chosen, answer_lot, in_parts
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.runtime import Answer, Runtime
 from t3c.runtime.signals import Pressure
 from t3c.serve.pace import Pace

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from t3c.engines.protocol import Array
 from t3c.errors import (
     ArtifactError,
     DataError,
@@ -19,7 +20,6 @@ from t3c.errors import (
     UnavailableError,
 )
 from t3c.runtime.adapt import HELD_BACK
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.generating import Token
 from t3c.runtime.monitor import Shift
 from t3c.runtime.select import Choice

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from t3c.artifact.manifest import ModelEntry, TensorEntry
+from t3c.device.measured import example_inputs
 from t3c.errors import ArtifactError, EngineError, SpecError
-from t3c.runtime.measured import example_inputs
 from t3c.runtime.monitor import MonitorConfig
 from t3c.runtime.runtime import Runtime, load
 from t3c.runtime.signals import Battery, CpuPressure, Source, ThermalZones

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from t3c.engines.protocol import Array
 from t3c.errors import DataError
-from t3c.runtime.engines.protocol import Array
 from t3c.runtime.reading import read_picture
 from t3c.runtime.standing import guarantee, top_classes
 from t3c.runtime.tokens import prompt_ids, text_inputs

@@ -1,0 +1,1 @@
+"""Measure what the documentation claims: benchmarks, ablations, and methods to compare with."""

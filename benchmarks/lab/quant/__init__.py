@@ -1,0 +1,1 @@
+"""Quantizers that are measured here and not shipped."""

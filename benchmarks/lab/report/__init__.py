@@ -1,0 +1,1 @@
+"""Render what the laboratory measured as tables and charts."""

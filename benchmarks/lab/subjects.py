@@ -1,0 +1,72 @@
+"""Add the laboratory's own networks to the subjects that a recipe can name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lab.zoo.bases import base_network
+from t3c.zoo import cifar10 as cifar
+from t3c.zoo.local import imagenet_sample, resnet50
+from t3c.zoo.subjects import SUBJECTS, Labelled, Subject
+from t3c.zoo.text import PADDING, sst2_ids
+from t3c.zoo.vision import Classifier
+
+__all__ = ["SUBJECTS", "Labelled", "Subject"]
+
+
+def own_cifar10(name: str) -> Subject:
+    """A network of ours for CIFAR-10: 45,000 images to train, 3,000 to validate, 2,000 spare.
+
+    The spare ones, which calibrate, are held back from its own training too.
+    """
+    images, labels = cifar.cifar10("train")
+    train, validation = (
+        (images[part], labels[part]) for part in (slice(45_000), slice(45_000, 48_000))
+    )
+    return Subject(
+        name, base_network(name), train, validation, images[48_000:], cifar.cifar10("test"),
+        cifar.IMAGE, cifar.CLASSES,
+    )  # fmt: skip
+
+
+def minilm(length: int = 128) -> Subject:
+    """MiniLM-L6 fine-tuned on SST-2, sentences filled up to 128 tokens.
+
+    Trained on all but the last 2,000 phrases, which validate; calibrated with the 872 sentences of
+    the development part, which are whole ones, as those of the test part are.
+    """
+    ids, labels = sst2_ids("train", length)
+    train, held = ((ids[part], labels[part]) for part in (slice(-2_000), slice(-2_000, None)))
+    return Subject(
+        "minilm", base_network("minilm"), train, held, sst2_ids("dev", length)[0],
+        sst2_ids("test", length), classes=("negative", "positive"), padding=PADDING,
+        vocabulary=30_522,
+    )  # fmt: skip
+
+
+def imagenet_resnet50() -> Subject:
+    """ResNet-50 and 1,000 images of ImageNet: 500 to test, and 500 for all else.
+
+    Of these 340 train, 20 validate and 140 calibrate, unlabelled but for the validation.
+    """
+    images, labels = imagenet_sample(part="tune")
+    test = imagenet_sample(part="test")
+    train, validation = ((images[part], labels[part]) for part in (slice(340), slice(340, 360)))
+    return Subject(
+        "resnet50",
+        Classifier(resnet50()).eval(),
+        train,
+        validation,
+        images[360:],
+        test,
+        evaluated=25,
+    )
+
+
+OWN: dict[str, Callable[[], Subject]] = {
+    "cifar10-cnn": lambda: own_cifar10("cifar10-cnn"),
+    "cifar10-vit": lambda: own_cifar10("cifar10-vit"),
+    "resnet50": imagenet_resnet50,
+    "minilm": minilm,
+}
+SUBJECTS.update(OWN)

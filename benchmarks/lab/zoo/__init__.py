@@ -1,0 +1,1 @@
+"""Models and data sets that only the laboratory reads."""

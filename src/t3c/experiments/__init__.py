@@ -1,1 +1,0 @@
-"""Comparisons anyone can make again."""

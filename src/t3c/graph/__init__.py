@@ -1,0 +1,1 @@
+"""Turn an artifact and a profile into the ONNX graph that an engine runs."""

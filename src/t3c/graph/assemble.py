@@ -1,0 +1,334 @@
+"""From the topology and a profile's weights to the graph an engine runs: ONNX, QDQ, int8."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from t3c.artifact.devices import Group
+from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_kind, elastic_layer
+from t3c.artifact.reader import Artifact
+from t3c.artifact.store import Tensors
+from t3c.errors import CorruptError, SpecError
+from t3c.graph.aligning import Execution, execution
+from t3c.graph.builder import (
+    Builder,
+    Member,
+    Ranges,
+    Stage,
+    activation_grid,
+    execution_stages,
+    fit_one_product,
+    quantize_rows,
+)
+from t3c.graph.grouping import candidate_groups, plan_groups
+from t3c.graph.int4 import LARGEST, Activations
+from t3c.measure.processor import cache_bytes
+from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
+
+__all__ = [
+    "PASSING",
+    "Builder",
+    "Group",
+    "activation_grid",
+    "assemble",
+    "candidate_groups",
+    "example_input",
+    "example_shape",
+    "execution_stages",
+    "pooled_inputs",
+    "quantize_rows",
+    "quantized_inputs",
+    "rounded_tensors",
+    "summed_inputs",
+    "synthetic_group",
+    "synthetic_layer",
+]
+
+PASSING = ("Relu", "Clip", "Identity")  # operations that engines run at the end of a layer
+
+
+def assemble(
+    artifact: Artifact,
+    profile: Profile,
+    forms: Mapping[str, Form],
+    ranges: Ranges | None,
+    weight_bits: int = MAX_BITS,
+    grouped: Collection[Group] = (),
+    activations: Activations | None = None,
+) -> onnx.ModelProto:
+    """The engine graph of a profile; with neither ranges nor activations, the exact reference.
+
+    Activations are by default as the artifact has them. Float ones need no ranges, and weights of
+    any bits: only they are compressed. The layers of a group run as one product where their forms
+    allow it, else one by one.
+    """
+    graph, entries = artifact.graph().graph, artifact.entries
+    exact = ranges is None and activations != "float"
+    weight_only = artifact.weight_only and not exact
+    # Weights of 4 bits are faster to read and slower to unpack: cached ones run as bytes.
+    uncached = artifact.manifest.model.parameters > cache_bytes()
+    builder = Builder(
+        ranges, activations or ("float" if weight_only else "int8"), four_bits=uncached
+    )
+    bits = MAX_BITS if builder.weight_only else weight_bits
+    dense = artifact.dense()
+    model_inputs = _add_constants(builder, artifact, graph, dense)
+
+    @lru_cache(maxsize=8)  # a block of layers may be used again and again
+    def executed(layer: str) -> Execution:
+        stored, spec = artifact.stages(layer, profile.points[layer]), entries[layer].spec
+        return execution(dense, spec, stored, forms[layer], bits, exact=exact)
+
+    plan = plan_groups(
+        graph, entries, builder.constants, lambda layer: executed(layer).stages,
+        [group for group in grouped if Form.ALIGNED not in map(forms.get, group)],
+    )  # fmt: skip
+    rounded: dict[str, str] = {}
+    feeds = rounded_tensors(artifact, graph)
+    pooled = pooled_inputs(graph, feeds)
+    for value in model_inputs:
+        if value.name in feeds:
+            rounded[value.name] = builder.quantized(value.name)
+    for node in graph.node:
+        inputs = [rounded.get(name, name) for name in node.input]
+        made = list(node.output)
+        if node.output[0] in plan.groups:
+            members = plan.groups[node.output[0]]
+            builder.group(members, inputs[0])
+            made = [member.output for member in members]
+        elif node.output[0] in plan.replaced:
+            continue
+        elif node.domain == ELASTIC_DOMAIN:
+            layer = elastic_layer(node)
+            spec = entries[layer].spec
+            bias = inputs[1] if len(inputs) > 1 else None
+            kind, run = elastic_kind(node, spec), executed(layer)
+            builder.layer(
+                node.name, kind, spec, run.stages, inputs[0], bias, made[0], run.kept
+            )  # fmt: skip
+        else:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.input[:] = inputs
+            builder.nodes.append(copy)
+        for name in made:
+            if name in feeds:
+                rounded[name] = builder.quantized(name)
+            elif name in pooled:
+                rounded[name] = builder.quantized(name, pooled[name])
+    return builder.model(model_inputs, graph.output)
+
+
+def _add_constants(
+    builder: Builder, artifact: Artifact, graph: onnx.GraphProto, dense: Tensors
+) -> list[onnx.ValueInfoProto]:
+    """Give a builder the tensors that are not elastic; what is left are the model's inputs."""
+    for initializer in graph.initializer:
+        if initializer.data_location == TensorProto.EXTERNAL:
+            raise CorruptError(f"{artifact.path}: {initializer.name!r} lies outside of the graph")
+        builder.constant(initializer.name, numpy_helper.to_array(initializer))
+    used = {name for node in graph.node for name in node.input}
+    for name, value in dense.items():
+        if name in used:
+            builder.constant(name, value)
+    inputs = [value for value in graph.input if value.name not in dense]
+    model = artifact.manifest.model
+    wanted = [*(entry.name for entry in model.inputs), *(state.input for state in model.states)]
+    if [value.name for value in inputs] != wanted:
+        given = ", ".join(value.name for value in inputs)
+        raise CorruptError(f"{artifact.path}: its graph takes {given}, not {', '.join(wanted)}")
+    return inputs
+
+
+def quantized_inputs(graph: onnx.GraphProto, specs: Mapping[str, LayerSpec]) -> list[str]:
+    """The tensors that elastic layers multiply by their weights."""
+    names = []
+    for node in graph.node:
+        if node.domain != ELASTIC_DOMAIN:
+            continue
+        if elastic_layer(node) not in specs:
+            raise CorruptError(f"the graph names an unknown layer {elastic_layer(node)!r}")
+        if elastic_kind(node, specs[elastic_layer(node)]) != "embedding":
+            names.append(node.input[0])
+    return names
+
+
+def rounded_tensors(artifact: Artifact, graph: onnx.GraphProto) -> set[str]:
+    """The tensors that an artifact rounds: what layers multiply, and summands it has ranges of."""
+    feeds = set(quantized_inputs(graph, artifact.manifest.specs))
+    return feeds | (summed_inputs(graph, feeds) & set(artifact.manifest.model.quantized))
+
+
+def summed_inputs(graph: onnx.GraphProto, feeds: Collection[str]) -> set[str]:
+    """Outputs of layers that nothing reads but a sum, all of which is rounded and `feeds` a layer.
+
+    Rounded themselves, they are added up in 8 bits, in the kernel of the layer that ends there;
+    otherwise they are written and read in float.
+    """
+    readers = _readers(graph)
+    makers = {name: node for node in graph.node for name in node.output}
+    followed = {node.input[0]: node.output[0] for node in graph.node if node.op_type in PASSING}
+
+    def ends(tensor: str) -> bool:
+        return tensor in feeds or (readers[tensor] == 1 and followed.get(tensor) in feeds)
+
+    def summand(tensor: str) -> bool:
+        made = makers.get(tensor)
+        return made is not None and made.domain == ELASTIC_DOMAIN and readers[tensor] == 1
+
+    found: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "Add" and ends(node.output[0]):
+            layers = {name for name in node.input if summand(name)}
+            if all(name in layers or name in feeds for name in node.input):
+                found |= layers
+    return found
+
+
+def _readers(graph: onnx.GraphProto) -> Counter[str]:
+    """How often each tensor is read, the graph's outputs by the user."""
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(value.name for value in graph.output)
+    return readers
+
+
+def pooled_inputs(graph: onnx.GraphProto, feeds: Collection[str]) -> dict[str, str]:
+    """Tensors that nothing but a maximum over windows reads, whose output `feeds` a layer.
+
+    Rounding keeps order, so the maximum of rounded values is the rounded maximum: rounded before
+    it already, what is pooled is written and read in 8 bits.
+    """
+    readers = _readers(graph)
+    return {
+        node.input[0]: node.output[0]
+        for node in graph.node
+        if node.op_type == "MaxPool" and node.output[0] in feeds and readers[node.input[0]] == 1
+    }
+
+
+def synthetic_layer(
+    spec: LayerSpec,
+    point: LayerPoint,
+    form: Form,
+    seed: int = 0,
+    *,
+    to_float: bool = False,
+    activations: Activations = "int8",
+) -> onnx.ModelProto:
+    """A graph of one layer alone, with random weights: for timing it.
+
+    Its output is rounded to 8 bits, as where another layer follows, or stays float.
+    """
+    inner = [f"{spec.name}/{end}" for end in ("stage0", "stage1", "stage2", "aligned")]
+    builder = Builder(dict.fromkeys(["x", "y", *inner], (-1, 1)), activations)
+    stages = _random_stages(spec, point, form, np.random.default_rng(seed))
+    kind = "conv" if spec.convolution else str(spec.kind)
+    table = spec.kind is Kind.EMBEDDING
+    bias = builder.constant("bias", np.zeros(spec.out_channels, dtype=np.float32))
+    x = "x" if table else builder.quantized("x")
+    kept = _some_columns(spec, point, form)
+    builder.layer(spec.name, kind, spec, stages, x, None if table else bias, "y", kept)
+    out = "y" if to_float else builder.quantized("y")
+    into, outof = example_shape(spec)
+    return builder.model(
+        [
+            helper.make_tensor_value_info(
+                "x", TensorProto.INT64 if table else TensorProto.FLOAT, into
+            )
+        ],
+        [helper.make_tensor_value_info(out, TensorProto.FLOAT, outof)],
+    )
+
+
+def synthetic_group(
+    specs: Sequence[LayerSpec],
+    points: Sequence[LayerPoint],
+    form: Form,
+    grouped: bool,
+    seed: int = 0,
+    activations: Activations = "int8",
+) -> onnx.ModelProto:
+    """Linear layers on one input, with random weights, as one product or one by one: for timing.
+
+    Outputs stay float, as those of projections do: what follows them is no product by a weight.
+    """
+    rng = np.random.default_rng(seed)
+    inner = [f"{spec.name}/{end}" for spec in specs for end in ("stage0", "aligned")]
+    builder = Builder(dict.fromkeys(["x", *inner], (-1, 1)), activations)
+    members = [
+        Member(
+            spec.name, _random_stages(spec, point, form, rng),
+            builder.constant(f"{spec.name}/bias", np.zeros(spec.out_channels, dtype=np.float32)),
+            f"{spec.name}/y",
+        )
+        for spec, point in zip(specs, points, strict=True)
+    ]  # fmt: skip
+    x = builder.quantized("x")
+    if not grouped:
+        for spec, point, m in zip(specs, points, members, strict=True):
+            kept = _some_columns(spec, point, form)
+            builder.layer(m.name, "linear", spec, m.stages, x, m.bias, m.output, kept)
+    elif form is not Form.ALIGNED and fit_one_product(members, builder.constants):
+        builder.group(members, x)
+    else:
+        names = ", ".join(spec.name for spec in specs)
+        raise SpecError(f"{names}: not all {form} at these points: time them separately")
+    shapes = [example_shape(spec) for spec in specs]
+    return builder.model(
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shapes[0][0])],
+        [
+            helper.make_tensor_value_info(member.output, TensorProto.FLOAT, outof)
+            for member, (_, outof) in zip(members, shapes, strict=True)
+        ],
+    )
+
+
+def _random_stages(
+    spec: LayerSpec, point: LayerPoint, form: Form, rng: np.random.Generator
+) -> list[Stage]:
+    """Integers as large as 4 or 8 bits hold; a recomposed weight has 8."""
+    shapes = spec.executed_shapes(point, form)
+    stored = shapes == spec.stored_shapes(point)
+    bits = spec.stored_bits(point) if stored else (MAX_BITS,) * len(shapes)
+
+    def integers(shape: tuple[int, ...], four: bool) -> npt.NDArray[np.int8]:
+        if four:
+            return (2 * rng.integers(0, LARGEST + 1, shape) - LARGEST).astype(np.int8)
+        return rng.integers(-127, 128, shape, dtype=np.int8)
+
+    return [
+        (integers(shape, width <= 4), np.full(shape[0], 1e-3, dtype=np.float32))
+        for shape, width in zip(shapes, bits, strict=True)
+    ]
+
+
+def _some_columns(spec: LayerSpec, point: LayerPoint, form: Form) -> npt.NDArray[np.int64] | None:
+    """Columns for an aligned layer to keep, spread over all; None in other forms."""
+    if form is not Form.ALIGNED or not spec.alignable(point.rank):
+        return None
+    return np.arange(point.rank) * spec.in_channels // point.rank
+
+
+def example_shape(spec: LayerSpec) -> tuple[list[int], list[int]]:
+    """Input and output shapes of one layer at batch 1."""
+    if spec.kind is Kind.EMBEDDING:
+        return [1, spec.in_positions], [1, spec.out_positions, spec.in_channels]
+    if spec.kind is Kind.LINEAR:
+        return [1, spec.in_positions, spec.in_channels], [1, spec.out_positions, spec.out_channels]
+    return [1, spec.in_channels, *spec.in_size], [1, spec.out_channels, *spec.out_size]
+
+
+def example_input(spec: LayerSpec, seed: int = 0) -> npt.NDArray[Any]:
+    """A random input of one layer at batch 1."""
+    rng, shape = np.random.default_rng(seed), example_shape(spec)[0]
+    if spec.kind is Kind.EMBEDDING:
+        return rng.integers(0, spec.out_channels, shape)
+    return rng.normal(size=shape).astype(np.float32)

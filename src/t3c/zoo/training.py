@@ -1,0 +1,396 @@
+"""One recipe from start to end: elastic, trained, compared with itself untrained, exported."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from t3c.certify.drift import relative_drift
+from t3c.control.options import Shares
+from t3c.convert import elasticize_, smooth_, state_of
+from t3c.engines.protocol import Array
+from t3c.errors import DataError, TrainError
+from t3c.evidence.original import write_original
+from t3c.exporter import ExportConfig, Timed, export
+from t3c.exporter.content import topology
+from t3c.files import write_atomic, writing
+from t3c.nn.inputs import call, evaluating
+from t3c.nn.view import at
+from t3c.spec import LayerPoint, Profile, ProfileChain, TextSpec
+from t3c.train import History, Keep, TrainConfig, fit, reconstruct
+from t3c.train.checkpoint import latest
+from t3c.train.losses import Loss, loss_of
+from t3c.train.processes import Processes
+from t3c.train.targets import counted_shares, find_targets
+from t3c.train.validate import shown, validate
+from t3c.zoo.recipe import Recipe, Sweep
+from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
+
+RESULT, RECIPE, SCORE, SPENT = "result.json", "recipe.json", "score.json", "seconds"
+BLOCK_SAMPLES = 512  # that blocks are reconstructed on: their inputs are held in memory
+RECONSTRUCTED = "reconstructed.safetensors"
+SAME = (
+    "subject",
+    "batch",
+    "samples",
+    "smooth",
+    "elastic",
+    "blocks",
+)  # for a run to be gone on with
+Z95 = 1.959963984540054
+Say = Callable[[str], object]
+Watch = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a view did on the test part: loss and drift, and which samples it got right."""
+
+    loss: float
+    drift: float
+    right: Array | None
+
+    @property
+    def accuracy(self) -> float | None:
+        return None if self.right is None else float(self.right.mean())
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A recipe carried out: the model, its history, and one row for each view tested.
+
+    `seconds` were spent on training, by all runs that had a part in it; loading, making the model
+    elastic and testing are not in them. Of several processes only the main one tests and has
+    rows, and none where no test is wanted.
+    """
+
+    subject: Subject
+    model: nn.Module
+    history: History
+    seconds: float
+    rows: list[dict[str, Any]]
+    samples: int
+
+
+def train_recipe(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    test: bool = True,
+    validated: bool = True,
+    shares: Callable[[nn.Module], Shares] | None = None,
+    say: Say,
+    watch: Watch,
+) -> Trained:
+    """Make the subject elastic, train it, and test full and every profile, untrained beside it.
+
+    `shares` measures what layer points of the elastic model take; otherwise their work is counted.
+    Where it is not `validated` on the way, all its time is that of training.
+    """
+    begun = _begun(recipe, out, resume, say)
+    say(f"loading {recipe.subject}")
+    subject = SUBJECTS[recipe.subject]()
+    if recipe.smooth:
+        smooth_(subject.model, subject.statistics)
+    say(f"making it elastic, with factors that suit {subject.observed} samples")
+    elasticize_(subject.model, subject.example, recipe.elastic, calibration=subject.statistics)
+    if recipe.export is not None:
+        topology(
+            subject.model, subject.axes
+        )  # what cannot be exported is known before it is trained
+    model, untrained = subject.model, copy.deepcopy(subject.model)
+    config = recipe.train
+    taken = None if shares is None or begun else shares(model)  # a run begun has its profiles
+    batches = subject.batches(recipe.batch, config.seed, recipe.samples)
+    with _timed(out):
+        _reconstruct(recipe, subject, out, begun, taken, say, watch)
+        say(f"training once for every profile: {config.steps} steps of {recipe.batch} samples")
+        history = fit(
+            model, batches, config,
+            validation=subject.in_batches(subject.validation) if validated else None,
+            image=subject.image, keep=Keep(out, resume), shares=taken, on_step=told(config, watch),
+        )  # fmt: skip
+    seconds = _spent(out)
+    if not (test and Processes().main):
+        return Trained(subject, model, history, seconds, [], 0)
+    say(f"testing on {len(subject.test[0])} samples that nothing was tuned on")
+    rows = view_rows(model, untrained, history.profiles, subject, config, watch)
+    payload = {"subject": subject.name, "samples": len(subject.test[0]), "profiles": rows}
+    write_atomic(out / RESULT, json.dumps(payload, indent=1).encode())
+    if recipe.export is not None:
+        say("exporting")
+        export_subject(
+            subject, model, recipe.export, out / "original.onnx", out / f"{subject.name}.t3c",
+            say=say, watch=watch,
+        )  # fmt: skip
+    return Trained(subject, model, history, seconds, rows, len(subject.test[0]))
+
+
+def export_subject(
+    subject: Subject,
+    model: nn.Module,
+    config: ExportConfig,
+    original: Path,
+    path: Path,
+    *,
+    timed: Timed | None = None,
+    say: Say,
+    watch: Watch,
+) -> None:
+    """Write a subject's trained model as an artifact, and its original beside it."""
+    write_original(model, original, axes=subject.axes)
+    export(
+        model, path, [subject.calibration], config, name=subject.name, image=subject.image,
+        classes=subject.classes, axes=subject.axes, timed=timed, say=say, watch=watch,
+        tokenizer=subject.text.tokenizer if subject.text else None,
+        text=TextSpec(subject.text.bos) if subject.text else None,
+    )  # fmt: skip
+
+
+@contextmanager
+def _timed(out: Path) -> Iterator[None]:
+    """Add the time within to that of the run so far, even where it is stopped."""
+    before, started = _spent(out), time.perf_counter()
+    try:
+        yield
+    finally:
+        if Processes().main:
+            spent = before + time.perf_counter() - started
+            write_atomic(out / SPENT, str(spent).encode(), TrainError)
+
+
+def _spent(out: Path) -> float:
+    path = out / SPENT
+    return float(path.read_text()) if path.exists() else 0.0
+
+
+def _begun(recipe: Recipe, out: Path, resume: bool, say: Say) -> bool:
+    """Whether `out` holds a run to go on with, which has to be of the same recipe."""
+    path, told = out / RECIPE, {name: repr(getattr(recipe, name)) for name in SAME}
+    found = latest(out / "checkpoints", say)
+    if found is None:
+        with writing(out, TrainError):
+            out.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(told, indent=1).encode(), TrainError)
+        return False
+    if not resume:
+        raise TrainError(f"{out} holds a run already: resume it or name another")
+    if path.exists():  # the trainer sees to its own settings
+        before = _read(path, *SAME)
+        for name, now in told.items():
+            if before[name] != now:
+                raise TrainError(f"{out} is of another recipe: {name} {before[name]}, not {now}")
+    say(f"going on from {found.name} of {out}")
+    return True
+
+
+def _reconstruct(
+    recipe: Recipe,
+    subject: Subject,
+    out: Path,
+    begun: bool,
+    shares: Shares | None,
+    say: Say,
+    watch: Watch,
+) -> None:
+    """Reconstruct block by block, if that is asked for; a run begun starts from what it had."""
+    path = out / RECONSTRUCTED
+    if recipe.blocks is None:
+        return
+    parameters = dict(subject.model.named_parameters())
+    if begun:
+        try:
+            kept = load(path.read_bytes())
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(kept[name])
+        except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+            raise TrainError(f"{path} is not what the run started from: {error}") from error
+        return
+    say("reconstructing block by block")
+    # Batches of their own: those of the training begin where they begin without blocks.
+    count = min(recipe.samples or BLOCK_SAMPLES, BLOCK_SAMPLES)
+    batches = subject.batches(recipe.batch, recipe.train.seed, count)
+    targets = find_targets(subject.model, subject.train[0], recipe.train, shares).profiles
+    reconstruct(subject.model, batches, recipe.blocks, profiles=list(targets), watch=watch)
+    write_atomic(path, save({n: p.detach().contiguous() for n, p in parameters.items()}))
+
+
+def told(config: TrainConfig, watch: Watch) -> Callable[[int, Mapping[str, float]], object]:
+    """Progress with the value of every term that weighs something."""
+
+    def on_step(step: int, values: Mapping[str, float]) -> None:
+        shown = " ".join(f"{name} {value:.3f}" for name, value in values.items() if value)
+        watch(f"step {step + 1} of {config.steps}: {shown}", step + 1, config.steps)
+
+    return on_step
+
+
+def view_rows(
+    model: nn.Module,
+    untrained: nn.Module,
+    profiles: ProfileChain,
+    subject: Subject,
+    config: TrainConfig,
+    watch: Watch,
+) -> list[dict[str, Any]]:
+    """Every profile, smallest first, and full: trained, untrained, and paired differences."""
+    loss = loss_of(config.loss)
+    shares = counted_shares(state_of(model).plan.layers)
+    views: list[Profile | None] = [*profiles, None]
+    seen: list[list[View]] = [[] for _ in range(2 * len(views))]
+    parts = subject.in_batches(subject.test)
+    for index, part in enumerate(parts):
+        watch("testing", index + 1, len(parts))
+        originals = outputs(state_of(model).original, None, part)
+        wanted = [(m, profile) for m in (model, untrained) for profile in views]
+        for found, (m, profile) in zip(seen, wanted, strict=True):
+            found.append(tested(outputs(m, profile, part), originals, part[1], loss))
+    sizes = [len(target) for _, target in parts]
+    whole = [together(found, sizes) for found in seen]
+    trained, before = whole[: len(views)], whole[len(views) :]
+    return [
+        {
+            "name": "full" if profile is None else profile.name,
+            "accuracy": mine.accuracy, "untrained": old.accuracy,
+            "loss": mine.loss, "untrained_loss": old.loss,
+            "drift": mine.drift, "untrained_drift": old.drift, **_shares(profile, shares),
+            "to_full": paired(mine, trained[-1]), "to_next": above and paired(mine, above),
+        }
+        for profile, mine, old, above in zip(
+            views, trained, before, [*trained[1:], None], strict=True
+        )
+    ]  # fmt: skip
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, profile: Profile | None, part: Labelled) -> Tensor:
+    """What a view answers; weights are quantized as stored, activations are in float."""
+    with evaluating(model), at(model, profile):
+        return torch.cat([call(model, inputs) for inputs, _ in in_batches(part)])
+
+
+def tested(answers: Tensor, originals: Tensor, target: Tensor, loss: Loss) -> View:
+    """How answers did against the labels and against the original's."""
+    drift = float(relative_drift(answers, originals).mean())
+    classes = target.dim() == 1 and answers.dim() == 2 and not target.is_floating_point()
+    right = (answers.argmax(-1) == target).numpy() if classes else None
+    return View(float(loss(answers, target)), drift, right)
+
+
+def together(views: Sequence[View], sizes: Sequence[int]) -> View:
+    """The view of all samples, of what it was on parts of these sizes."""
+    loss, drift = (
+        float(np.average([getattr(v, name) for v in views], weights=sizes))
+        for name in ("loss", "drift")
+    )
+    right = [v.right for v in views if v.right is not None]
+    return View(loss, drift, np.concatenate(right) if right else None)
+
+
+def paired(mine: View, other: View) -> dict[str, float] | None:
+    """The difference of two accuracies on the same samples, and its 95% interval."""
+    if mine.right is None or other.right is None:
+        return None
+    return paired_difference(mine.right, other.right)
+
+
+def paired_difference(mine: Array, other: Array) -> dict[str, float]:
+    """How much more of the same samples (n,) is right, as a share, and its 95% interval.
+
+    The interval is that of Bonett and Price, of one more sample won and one more lost: where none
+    differ it does not claim that none ever will.
+    """
+    won, lost = (int((a & ~b).sum()) for a, b in ((mine, other), (other, mine)))
+    n = len(mine) + 2
+    centre, changed = (won - lost) / n, (won + lost + 2) / n
+    error = Z95 * math.sqrt((changed - centre**2) / n)
+    return {"difference": (won - lost) / len(mine), "low": centre - error, "high": centre + error}
+
+
+def _shares(
+    profile: Profile | None, shares: Callable[[str, LayerPoint], tuple[float, float, float]]
+) -> dict[str, float]:
+    """The counted work and bytes of a profile, as shares of the all-dense 8-bit network."""
+    if profile is None:
+        return {"flops": 1.0, "bytes": 1.0}
+    taken = [shares(name, point) for name, point in profile.points.items()]
+    return {"flops": sum(t[0] for t in taken), "bytes": sum(t[1] for t in taken)}
+
+
+def sweep(recipe: Recipe, out: Path, *, say: Say, watch: Watch) -> list[dict[str, Any]]:
+    """Train every point of the recipe's grid; rows with their scores, best first.
+
+    A point that has its result in `out` already is not trained again, one that was stopped goes on.
+    """
+    grid, rule = recipe.grid(), recipe.sweep
+    assert rule is not None
+    rows = []
+    for index, point in enumerate(grid):
+        changed = {name: point.setting(name) for name in (*rule.settings, "seed")}
+        folder = out / folder_of(point, changed)
+        say(f"point {index + 1} of {len(grid)}: {folder.name}")
+        path = folder / SCORE
+        if not path.exists():
+            # The test part is not looked at, and nothing exported, before one is chosen.
+            point = replace(point, export=None)
+            done = train_recipe(point, folder, resume=True, test=False, say=say, watch=watch)
+            data = {"settings": changed, "validated": _validated(done, point.train)}
+            write_atomic(path, json.dumps(data, indent=1, default=dict).encode())
+        kept = _read(path, "settings", "validated")
+        rows.append(
+            {"settings": kept["settings"], **score(kept["validated"], rule), "out": str(folder)}
+        )
+    return sorted(rows, key=lambda row: row["score"])
+
+
+def folder_of(point: Recipe, changed: Mapping[str, Any]) -> str:
+    """A name of a point's own: its settings as far as names hold them, and all of it hashed."""
+    told = "-".join(f"{key}={value}" for key, value in changed.items())
+    shown = re.sub(r"[^\w.,=+-]+", "_", told, flags=re.ASCII)[:100]
+    return f"{shown}-{hashlib.sha256(repr(point).encode()).hexdigest()[:12]}"
+
+
+def _validated(done: Trained, config: TrainConfig) -> dict[str, float]:
+    """Loss and drift on the validation part: labels are not smoothed, whatever a point trains."""
+    part = done.subject.in_batches(done.subject.validation)
+    with evaluating(done.model):
+        return validate(done.model, shown(done.history.profiles), part, loss_of(config.loss))
+
+
+def score(validated: Mapping[str, float], rule: Sweep) -> dict[str, float]:
+    """The task loss and the drift beyond the rule's, means over tiny, med and max (paper E.2)."""
+    names = [key.removesuffix("/loss") for key in validated if key.endswith("/loss")]
+    names = [name for name in names if name != "full"]
+    if not names:
+        raise DataError("no profile was validated")
+    loss = sum(validated[f"{n}/loss"] for n in names) / len(names)
+    slack = sum(max(0.0, validated[f"{n}/drift"] - rule.drift) for n in names) / len(names)
+    return {"score": loss + rule.slack * slack, "loss": loss, "slack": slack}
+
+
+def _read(path: Path, *names: str) -> dict[str, Any]:
+    """What a file of JSON holds, these names at least."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not found.keys() >= set(names):
+        raise DataError(f"{path} is not what was written: it has no {', '.join(names)}")
+    return found

@@ -1,0 +1,339 @@
+"""Recipes: every file that ships loads, and what cannot be is one line that says where."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t3c.convert import ElasticConfig
+from t3c.errors import DataError, SpecError, T3CError
+from t3c.exporter import ExportConfig
+from t3c.quant.policy import RankTiedBits
+from t3c.spec import Factorization
+from t3c.train import BlockConfig, TrainConfig
+from t3c.train.augment import Augmentation
+from t3c.train.losses import loss_of
+from t3c.zoo.digits import IMAGE
+from t3c.zoo.recipe import Recipe, Sweep, load_recipe
+from t3c.zoo.settings import build
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "some.yaml"
+
+
+def loaded(file: Path, text: str, *settings: str) -> Recipe:
+    file.write_text(text, encoding="utf-8")
+    return load_recipe(file, settings)
+
+
+def refusal(file: Path, text: str, *settings: str) -> str:
+    """What is said of a recipe that cannot be: one line."""
+    with pytest.raises(SpecError) as caught:
+        loaded(file, text, *settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_there_are_recipes_for_pictures_and_for_language() -> None:
+    names = {path.stem for path in CONFIGS}
+    assert names >= {"digits", "cifar10-resnet20", "cifar10-resnet56", "stories15m"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_that_ships_loads(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.subject == path.stem
+    loss_of(recipe.train.loss, recipe.train.label_smoothing)
+    Augmentation(recipe.train.augmentations, IMAGE)
+    if recipe.subject == "stories15m":
+        assert recipe.train.loss == "language_modelling"
+        assert recipe.train.augment == 0, "tokens have no augmentation without a mask"
+    if recipe.sweep is not None:
+        count = math.prod(len(values) for values in recipe.sweep.settings.values())
+        points = recipe.grid()
+        assert len(points) == count * len(recipe.sweep.seeds)
+        for name, values in recipe.sweep.settings.items():
+            assert {point.setting(name) for point in points} == set(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "rates", "caps"),
+    [
+        ("cifar10-resnet20", {1e-3, 2e-3}, {"convolution": {0.6, 0.8, 1.0}}),
+        ("stories15m", {2e-5, 3e-5}, {"projection": {0.5, 0.7}, "linear": {0.6, 0.8}}),
+    ],
+)
+def test_the_papers_grids(name: str, rates: set[float], caps: dict[str, set[float]]) -> None:
+    (path,) = (path for path in CONFIGS if path.stem == name)
+    points = load_recipe(path).grid()
+    assert {p.train.learning_rate for p in points} == rates
+    assert {p.train.seed for p in points} == {3407, 2025, 9157}
+    for role, shares in caps.items():
+        assert {p.elastic.rank_caps[role] for p in points} == shares
+    # No cap is without effect: each takes a rank away that the next has.
+    fractions = points[0].elastic.rank_fractions
+    for low, high in pairwise(sorted(set().union(*caps.values()))):
+        assert any(low < fraction <= high for fraction in fractions)
+
+
+def test_defaults_and_empty_sections(file: Path) -> None:
+    text = "subject: digits\nelastic:\ntrain:\nblocks:\nexport:\nsweep: ~\n"
+    assert loaded(file, text) == loaded(file, "subject: digits") == Recipe("digits")
+
+
+def test_every_section_is_read(file: Path) -> None:
+    recipe = loaded(
+        file,
+        """
+subject: digits
+batch: 8
+samples: 100
+elastic:
+  bits: [4, 8]
+  rank_fractions: [0.25, 0.5]
+  include: ["blocks.*"]
+  rank_caps: {convolution: 0.5, linear: 1}
+  convolution: cp
+  rank_tied_bits: {a: 1, b: 1.5, offsets: [0, 1]}
+  attention: []
+train:
+  steps: 10
+  learning_rate: 1e-3
+  augmentations: [shift, horizontal_flip]
+  controller: off
+  mixing: none
+  masks: true
+blocks: {steps: 3}
+export:
+  engine: torch
+  layer_drift: 0.1
+  controller: {steps: 5, summary_units: [a, b]}
+  calibration: {rounds: 3, busy: true, starts: false}
+  certificate:
+    measures: [absolute, kl]
+    estimates: {samples: 2, path: [1.0], gains: {probes: 2}}
+sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
+""",
+    )
+    assert recipe.elastic == ElasticConfig(
+        bits=(4, 8), rank_fractions=(0.25, 0.5), include=("blocks.*",),
+        convolution=Factorization.CP, rank_caps={"convolution": 0.5, "linear": 1.0}, attention=(),
+        rank_tied_bits=RankTiedBits(1.0, 1.5, offsets=(0, 1)),
+    )  # fmt: skip
+    assert isinstance(recipe.elastic.convolution, Factorization)
+    assert recipe.train == TrainConfig(
+        steps=10, learning_rate=1e-3, augmentations=("shift", "horizontal_flip"), masks=True
+    )
+    assert recipe.blocks == BlockConfig(steps=3)
+    assert recipe.export is not None
+    assert recipe.export.controller.summary_units == ("a", "b")
+    assert (recipe.export.calibration.rounds, recipe.export.calibration.starts) == (3, False)
+    assert recipe.export.certificate.measures == ("absolute", "kl")
+    assert recipe.export.certificate.estimates.path == (1.0,)
+    assert recipe.export.certificate.estimates.gains.probes == 2
+    assert recipe.sweep == Sweep({"steps": [1, 2]}, (1, 2), 0.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "hint"),
+    [
+        ("subjekt: digits", "subjekt", "subject"),
+        ("subject: digit", "'digit'", "digits"),
+        ("subject: digits\ntrain: {stepz: 3}", "train.stepz", "steps"),
+        ("subject: digits\ntrain: {loss: clasification}", "train.loss", "classification"),
+        ("subject: digits\ntrain: {augmentations: [shft]}", "train.augmentations", "shift"),
+        ("subject: digits\nelastic: {tiles: 4}", "elastic.tiles", "tile"),
+        ("subject: digits\nelastic: {rank_tied_bits: {of: 1}}", "elastic.rank_tied_bits.of", None),
+        ("subject: digits\nblocks: {step: 4}", "blocks.step", "steps"),
+        ("subject: digits\nexport: {engine: openvin}", "export.engine", "openvino"),
+        (
+            "subject: digits\nexport: {calibration: {round: 1}}",
+            "export.calibration.round", "rounds",
+        ),
+        (
+            "subject: digits\nexport: {certificate: {estimates: {gains: {probe: 1}}}}",
+            "export.certificate.estimates.gains.probe", "probes",
+        ),
+        ("subject: digits\nsweep: {setting: {}}", "sweep.setting", "settings"),
+        ("subject: digits\nsweep: {settings: {stepz: [1]}}", "train.stepz", "steps"),
+        ("subject: digits\nsweep: {settings: {elastic.tiles: [1]}}", "elastic.tiles", "tile"),
+        ("subject: digits\n1: 2", "1", None),
+        ("subject: digits\n~: 2", "None", None),
+    ],
+)  # fmt: skip
+def test_what_is_unknown(file: Path, text: str, setting: str, hint: str | None) -> None:
+    said = refusal(file, text)
+    assert said.startswith(f"{file}: ")
+    assert f"{setting}" in said
+    assert said.endswith(f"did you mean {hint}?") if hint else "known are" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'steps: "12"', "steps: 12.7", "steps: 12.0", "steps: true", "steps: [12]", "steps: ~",
+        "steps: {a: 1}", "steps: 2020-01-01", "steps: 0o12", "learning_rate: true",
+        "learning_rate: fast", 'learning_rate: "0.1"', "masks: 1", "masks: yes", 'masks: "true"',
+        "loss: 3", "full: 1", "full: mostly", "augmentations: shift", "augmentations: [1]",
+        "augmentations: {shift: 1}", "reference_batch: 1.5", "seed: 1.0", "steps: !!python/tuple 1",
+    ],
+)  # fmt: skip
+def test_values_of_another_type_are_not_read_as_if(file: Path, line: str) -> None:
+    said = refusal(file, f"subject: digits\ntrain:\n  {line}\n")
+    assert str(file) in said
+    assert f"train.{line.partition(':')[0]}" in said or "not YAML" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("train: {steps: 0}", "train: steps must be at least 1, got 0"),
+        ("train: {learning_rate: .nan}", "train: learning_rate must be positive, got nan"),
+        ("train: {learning_rate: .inf}", "train: learning_rate must be positive, got inf"),
+        ("train: {distill: -1}", "train: terms weigh at least 0"),
+        ("train: 3", "train is a mapping of settings, got 3"),
+        ("train: [steps, 3]", "train is a mapping of settings"),
+        ("blocks: {mix: 2}", "blocks: mix must be in"),
+        ("elastic: {bits: [8, 4]}", "elastic: bits must rise"),
+        ("elastic: {convolution: svd}", "elastic: convolution must be one of tucker1, tucker2, cp"),
+        ("elastic: {convolution: cpp}", "elastic.convolution should be 'none', 'svd'"),
+        ("elastic: {rank_caps: {lineal: 0.5}}", "elastic: rank_caps are shares"),
+        ("elastic: {rank_caps: {linear: x}}", "elastic.rank_caps.linear should be a valid number"),
+        ("elastic: {bits: [4, x]}", "elastic.bits.1 should be a valid integer, got 'x'"),
+        ("export: {calibration: {rounds: 0}}", "export.calibration: rounds must be positive"),
+        ("export: {calibration: 3}", "export.calibration is a mapping"),
+        ("batch: 0", "batch must be at least 1"),
+        ("samples: -1", "samples must be at least 1"),
+        ("batch: 1.5", "batch should be a valid integer, got 1.5"),
+        ("sweep: {seeds: []}", "sweep: seeds are whole numbers"),
+        ("sweep: {seeds: [1.5]}", "sweep.seeds.0 should be a valid integer"),
+        ("sweep: {slack: -1}", "sweep: slack must be at least 0"),
+        ("sweep: {settings: {steps: 3}}", "sweep.settings.steps should be"),
+        ("sweep: {settings: {steps: []}}", "sweep: settings.steps is a list of values"),
+        ("sweep: {settings: {steps: [x]}}", "sweep: train.steps should be a valid integer"),
+        ("sweep: {settings: {seed: [1]}}", "sweep: settings has no seed"),
+        ("sweep: {settings: {weight_decay: [0, 0.0]}}", "is there twice"),
+        ("sweep: {seeds: [1, 1]}", "is there twice"),
+        ("sweep: {settings: {blocks.steps: [1]}}", "blocks is None"),
+        ("batch: 1\nbatch: 2", "batch is there twice"),
+        ("train: {steps: 1, steps: 2}", "steps is there twice"),
+        ("train: {", "not YAML"),
+        ("train: &a {steps: *a}", "train.steps"),
+        ("\ttrain: 1", "not YAML"),
+    ],
+)
+def test_what_cannot_be(file: Path, text: str, told: str) -> None:
+    said = refusal(file, f"subject: digits\n{text}\n")
+    assert said.startswith(f"{file}: ")
+    assert told in said
+
+
+@pytest.mark.parametrize("text", ["", "~", "# nothing", "digits", "[subject, digits]", "3"])
+def test_a_file_without_settings(file: Path, text: str) -> None:
+    assert "there are no settings" in refusal(file, text)
+
+
+def test_a_recipe_has_a_subject(file: Path) -> None:
+    assert refusal(file, "batch: 3") == f"{file}: there is no subject"
+
+
+def test_files_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
+    file.write_bytes(b"subject: \xff")
+    for path in (file, tmp_path, tmp_path / "none.yaml"):
+        with pytest.raises(DataError, match=re.escape(f"{path} cannot be read: ")) as caught:
+            load_recipe(path)
+        assert str(caught.value).count(str(path)) == 1
+
+
+def test_settings_given_beside_the_file(file: Path) -> None:
+    text = "subject: digits\ntrain: {steps: 5, seed: 7}\nsweep: {settings: {tail: [0.1]}}"
+    plain = loaded(file, text)
+    recipe = loaded(
+        file, text, "steps=9", "learning_rate=1e-4", "controller=off", "augmentations=[shift]",
+        "batch=4", "elastic.tile=4", "train.masks=true", "elastic.rank_caps.linear=0.5",
+    )  # fmt: skip
+    assert recipe.train == TrainConfig(
+        steps=9, seed=7, learning_rate=1e-4, augmentations=("shift",), masks=True
+    )
+    assert recipe.elastic == ElasticConfig(tile=4, rank_caps={"linear": 0.5})
+    assert (recipe.batch, recipe.sweep) == (4, plain.sweep)
+    assert loaded(file, text, "elastic=ranks").train.elastic == "ranks"
+    # Neither can be alone: they are taken together.
+    recipe = loaded(file, text, "distill=0", "augment=0", "tail=0", "spectral=1")
+    assert recipe.train.spectral == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("steps=abc", "train.steps should be a valid integer, got 'abc'"),
+        ("steps=1.5", "train.steps should be a valid integer, got 1.5"),
+        ("steps=", "train.steps should be a valid integer, got None"),
+        ("steps=0", "steps must be at least 1"),
+        ("steps", "a setting is NAME=VALUE such as steps=100, got 'steps'"),
+        ("stpes=1", "no setting train.stpes: did you mean steps?"),
+        ("elastic.tille=1", "no setting elastic.tille: did you mean tile?"),
+        ("train.steps.x=1", "train.steps is 2000: it has no settings of its own"),
+        ("export.engine=torch", "export is None: it has no settings of its own"),
+        ("masks=[", "not YAML"),
+        ("=3", "no setting train."),
+    ],
+)
+def test_settings_that_cannot_be_given(file: Path, setting: str, told: str) -> None:
+    said = refusal(file, "subject: digits", setting)
+    assert said.startswith("--set: ")
+    assert told in said
+    assert str(file) not in said, "the file is not at fault"
+
+
+def test_a_grid_is_the_product_of_settings_times_seeds() -> None:
+    sweep = Sweep({"steps": [1, 2, 3], "elastic.rank_caps.linear": [0.5, 1]}, seeds=(4, 5))
+    recipe = Recipe("digits", batch=8, sweep=sweep)
+    points = recipe.grid()
+    wanted = [(steps, cap, seed) for steps in (1, 2, 3) for cap in (0.5, 1.0) for seed in (4, 5)]
+    assert [
+        (p.train.steps, p.elastic.rank_caps["linear"], p.train.seed) for p in points
+    ] == wanted  # fmt: skip
+    assert all(p.sweep is None and p.batch == 8 for p in points)
+    assert [p.setting("elastic.rank_caps.linear") for p in points] == [w[1] for w in wanted]
+    with pytest.raises(SpecError, match="has no sweep"):
+        Recipe("digits").grid()
+    assert [p.train.seed for p in Recipe("digits", sweep=Sweep(seeds=(1, 2))).grid()] == [1, 2]
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.text(max_size=8) | st.sampled_from(["steps", "linear"]), inner, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(
+    [f.name for kind in (Recipe, TrainConfig, ElasticConfig, ExportConfig) for f in fields(kind)]
+)
+
+
+@given(st.dictionaries(NAMES | st.text(max_size=6), PLAIN, max_size=4))
+def test_nothing_but_our_own_errors_leaves(data: dict[str, Any]) -> None:
+    for kind in (Recipe, TrainConfig, ElasticConfig, ExportConfig):
+        given = {"subject": "digits"} | data if kind is Recipe else data
+        try:
+            made = build(kind, given, "")
+        except T3CError:
+            continue
+        assert isinstance(made, kind)

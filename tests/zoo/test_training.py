@@ -1,0 +1,331 @@
+"""A recipe carried out on a small network: what it reports, what it keeps, how it goes on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from conftest import LIGHT, quick
+from t3c.artifact.reader import Artifact
+from t3c.convert import ElasticConfig, elasticize_, state_of
+from t3c.errors import DataError, TrainError
+from t3c.exporter import ExportConfig
+from t3c.nn.inputs import evaluating
+from t3c.nn.view import at
+from t3c.spec import Profile
+from t3c.train import BlockConfig, TrainConfig
+from t3c.zoo import subjects, training
+from t3c.zoo.digits import CLASSES, Digits, DigitsNet, train_digits
+from t3c.zoo.recipe import Recipe, Sweep
+from t3c.zoo.subjects import Labelled, Subject
+from t3c.zoo.training import RESULT, SCORE, Trained, View, folder_of, paired, score
+
+RECIPE = Recipe(
+    "digits", batch=16, samples=48,
+    elastic=ElasticConfig(
+        bits=(2, 4, 8), rank_fractions=(0.5,), include=("blocks.[01].conv?", "head")
+    ),
+    train=TrainConfig(
+        steps=4, learning_rate=0.01, profiles=3, worst_drift=9.0, checkpoint_every=2,
+        validate_every=4,
+    ),
+)  # fmt: skip
+TESTED = 90
+
+
+class StopError(Exception):
+    """A run that is cut off."""
+
+
+@pytest.fixture(scope="module")
+def small(digits: Digits) -> Subject:
+    """A network and pictures that take moments: every second pixel of the digits."""
+    less = Digits(*((x[:, :, ::2, ::2].contiguous(), y) for x, y in _parts(digits)))
+    torch.manual_seed(0)
+    model = DigitsNet((16, 16, 16))
+    train_digits(model, less, epochs=2)
+    (images, labels), (test, right) = less.train, less.test
+    return Subject(
+        "small", model.requires_grad_(True), (images[:64], labels[:64]),
+        (images[64:96], labels[64:96]), less.calibration[0][:80], (test[:TESTED], right[:TESTED]),
+        classes=CLASSES, evaluated=40,
+    )  # fmt: skip
+
+
+def _parts(digits: Digits) -> tuple[Labelled, Labelled, Labelled]:
+    return digits.train, digits.calibration, digits.test
+
+
+@pytest.fixture
+def subject(small: Subject, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """The small one under the name of the real one, anew each time it is asked for."""
+    anew = lambda: replace(small, model=copy.deepcopy(small.model))  # noqa: E731
+    monkeypatch.setitem(subjects.SUBJECTS, "digits", anew)
+    return small
+
+
+def run(recipe: Recipe, out: Path, *, resume: bool = False, stop_at: int | None = None) -> Trained:
+    """Carry a recipe out, or cut it off after a step."""
+
+    def watch(what: str, done: int, total: int) -> None:
+        if stop_at is not None and what.startswith(f"step {stop_at} "):
+            raise StopError
+
+    return training.train_recipe(recipe, out, resume=resume, say=lambda _: None, watch=watch)
+
+
+def answers(model: nn.Module, profile: Profile | None, inputs: Tensor) -> Tensor:
+    with torch.no_grad(), evaluating(model), at(model, profile):
+        out: Tensor = model(inputs)
+    return out
+
+
+def interval(a: Tensor, b: Tensor) -> dict[str, float]:
+    """Bonett and Price's interval of two shares of the same samples, from their counts."""
+    n = len(a)
+    won, lost = int((a & ~b).sum()), int((~a & b).sum())
+    p, q = (won + 1) / (n + 2), (lost + 1) / (n + 2)
+    error = 1.96 * math.sqrt((p + q - (p - q) ** 2) / (n + 2))
+    return {"difference": (won - lost) / n, "low": p - q - error, "high": p - q + error}
+
+
+def test_rows_are_what_the_views_answer(subject: Subject, tmp_path: Path) -> None:
+    done = run(RECIPE, tmp_path / "a" / "run")
+    test, labels = subject.test
+    names = [row["name"] for row in done.rows]
+    assert names == [*(p.name for p in done.history.profiles), "full"]
+    for key in ("flops", "bytes"):
+        taken = [row[key] for row in done.rows]
+        assert taken == sorted(taken)
+        assert taken[-1] == 1
+
+    fresh = copy.deepcopy(subject.model)  # a second time from the start, and never trained
+    elasticize_(fresh, subject.example, RECIPE.elastic, calibration=subject.statistics)
+    original = answers(state_of(fresh).original, None, test)
+    rights = []
+    for row, profile in zip(done.rows, [*done.history.profiles, None], strict=True):
+        now, before = (answers(model, profile, test) for model in (done.model, fresh))
+        rights.append(now.argmax(1) == labels)
+        for key, out in (("", now), ("untrained_", before)):
+            drift = ((out - original).norm(dim=1) / original.norm(dim=1)).mean()
+            assert row[f"{key}drift"] == pytest.approx(float(drift), abs=1e-5)
+            assert row[f"{key}loss"] == pytest.approx(float(F.cross_entropy(out, labels)), abs=1e-4)
+        assert row["accuracy"] == pytest.approx(float(rights[-1].float().mean()))
+        assert row["untrained"] == pytest.approx(float((before.argmax(1) == labels).float().mean()))
+    assert done.rows[0]["loss"] != done.rows[0]["untrained_loss"]
+    for row, mine, above in zip(done.rows, rights, [*rights[1:], None], strict=True):
+        assert row["to_full"] == pytest.approx(interval(mine, rights[-1]), abs=1e-4)
+        expected = None if above is None else pytest.approx(interval(mine, above), abs=1e-4)
+        assert row["to_next"] == expected
+    assert any(row["to_next"] and row["to_next"]["difference"] for row in done.rows)
+    written = json.loads((tmp_path / "a" / "run" / RESULT).read_text())
+    assert written == {"subject": "small", "samples": TESTED, "profiles": done.rows}
+
+
+def test_paired_intervals() -> None:
+    a = View(0, 0, np.array([True, True, True, False]))
+    b = View(0, 0, np.array([True, False, False, True]))
+    # Two won and one lost of four: of six, with one more of each, 1/6 better and 5/6 changed.
+    half = 1.96 * math.sqrt((5 / 6 - 1 / 36) / 6)
+    expected = {"difference": 0.25, "low": 1 / 6 - half, "high": 1 / 6 + half}
+    assert paired(a, b) == pytest.approx(expected, abs=1e-4)
+    # None differs, which does not show that none ever would: 2/6 changed.
+    half = 1.96 * math.sqrt(2 / 6 / 6)
+    assert paired(a, a) == pytest.approx({"difference": 0, "low": -half, "high": half}, abs=1e-4)
+    assert paired(a, View(0, 0, None)) is None
+
+
+def test_a_loss_of_tokens_has_no_accuracy() -> None:
+    tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    logits = torch.randn(2, 3, 4)
+    view = training.tested(logits, logits, tokens, training.loss_of("language_modelling"))
+    assert (view.accuracy, view.drift) == (None, 0)
+    values = torch.randn(5)
+    view = training.tested(values[:, None], values[:, None], values, training.loss_of("regression"))
+    assert (view.accuracy, view.loss) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        RECIPE,
+        replace(RECIPE, blocks=BlockConfig(steps=3, batch=16)),
+        replace(
+            RECIPE, blocks=BlockConfig(steps=3, batch=16),
+            train=replace(RECIPE.train, controller="gumbel", anneal=0.0, broad=0.0),
+        ),
+    ],
+    ids=["plain", "blocks", "blocks and a controller"],
+)  # fmt: skip
+def test_a_run_that_stopped_goes_on_as_if_it_had_not(
+    subject: Subject, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(recipe, tmp_path / "whole")
+    with pytest.raises(StopError):
+        run(recipe, tmp_path / "cut", stop_at=3)
+    spent = float((tmp_path / "cut" / training.SPENT).read_text())
+    monkeypatch.setattr(training, "reconstruct", None)  # once is enough
+    again = run(recipe, tmp_path / "cut", resume=True)
+    for (name, a), b in zip(
+        whole.model.state_dict().items(), again.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    assert (again.history, again.rows) == (whole.history, whole.rows)
+    assert 0 < spent < again.seconds
+    finished = run(recipe, tmp_path / "cut", resume=True)
+    assert finished.rows == whole.rows
+
+
+def test_blocks_change_where_training_starts_and_nothing_else(
+    subject: Subject, tmp_path: Path
+) -> None:
+    plain = run(RECIPE, tmp_path / "plain")
+    recipe = replace(RECIPE, blocks=BlockConfig(steps=6, batch=16))
+    blocks = run(recipe, tmp_path / "blocks")
+    data = [
+        json.loads((tmp_path / name / "run.json").read_text())["data"]
+        for name in ("plain", "blocks")
+    ]
+    assert data[0] == data[1], "the same batches in the same order"
+    assert blocks.history.terms["distill"] != plain.history.terms["distill"]
+    # Full is kept, so it is the same; and so is every view untrained.
+    untrained = [{k: v for k, v in r.items() if "untrained" in k} for r in plain.rows[-1:]]
+    assert untrained == [
+        {k: v for k, v in r.items() if k in untrained[0]} for r in blocks.rows[-1:]
+    ]
+    (tmp_path / "blocks" / training.RECONSTRUCTED).write_bytes(b"damaged")
+    with pytest.raises(TrainError, match="not what the run started from"):
+        run(recipe, tmp_path / "blocks", resume=True)
+
+
+def test_a_run_that_is_there_is_left_alone(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(RECIPE, tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    monkeypatch.setitem(subjects.SUBJECTS, "digits", lambda: pytest.fail("nothing is loaded"))
+    with pytest.raises(TrainError, match="holds a run already: resume it or name another"):
+        run(RECIPE, tmp_path)
+    for other in ({"batch": 8}, {"samples": 32}, {"blocks": BlockConfig()}):
+        name = next(iter(other))
+        with pytest.raises(TrainError, match=f"is of another recipe: {name} "):
+            run(replace(RECIPE, **other), tmp_path, resume=True)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.usefixtures("known_device", "briefly")
+def test_what_is_exported_is_the_trained_network(subject: Subject, tmp_path: Path) -> None:
+    export = ExportConfig(calibration=quick(3), certificate=LIGHT, worst_drift=2.0, profiles=1)
+    run(replace(RECIPE, export=export), tmp_path)
+    artifact = Artifact(tmp_path / "small.t3c")
+    assert artifact.manifest.profiles[-1].name == "max"
+    assert (tmp_path / "original.onnx").is_file()
+    assert (tmp_path / RESULT).is_file()
+
+
+GRID = replace(
+    RECIPE, train=replace(RECIPE.train, steps=2, checkpoint_every=1),
+    sweep=Sweep({"learning_rate": [1e-3, 0.1], "elastic.rank_caps.convolution": [0.5]}, (1, 2)),
+)  # fmt: skip
+
+
+def swept(recipe: Recipe, out: Path) -> list[dict[str, Any]]:
+    return training.sweep(recipe, out, say=lambda _: None, watch=lambda *_: None)
+
+
+def test_a_sweep_ranks_its_points_and_trains_each_once(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried: list[tuple[float, int]] = []
+    real = training.train_recipe
+
+    def counted(point: Recipe, *args: Any, **kwargs: Any) -> Trained:
+        carried.append((point.train.learning_rate, point.train.seed))
+        if len(carried) == 3:
+            raise StopError
+        return real(point, *args, **kwargs)
+
+    monkeypatch.setattr(training, "train_recipe", counted)
+    with pytest.raises(StopError):
+        swept(GRID, tmp_path)
+    rows = swept(GRID, tmp_path)
+    assert carried == [(1e-3, 1), (1e-3, 2), (0.1, 1), (0.1, 1), (0.1, 2)]
+    scores = [row["score"] for row in rows]
+    assert scores == sorted(scores)
+    assert len(set(scores)) == 4
+    assert {(r["settings"]["learning_rate"], r["settings"]["seed"]) for r in rows} == set(carried)
+    assert all(r["settings"]["elastic.rank_caps.convolution"] == 0.5 for r in rows)
+    assert swept(GRID, tmp_path) == rows
+    # Another rule ranks what was trained already.
+    assert GRID.sweep is not None
+    strict = swept(replace(GRID, sweep=replace(GRID.sweep, drift=0.0, slack=9.0)), tmp_path)
+    for row in strict:
+        old = next(r for r in rows if r["settings"] == row["settings"])
+        assert row["loss"] == old["loss"]
+        assert row["score"] == pytest.approx(row["loss"] + 9 * row["slack"])
+        assert row["slack"] > old["slack"]
+    assert len(carried) == 5
+    # Another recipe is trained anew, whatever the sweep's own settings are called.
+    swept(replace(GRID, batch=8, sweep=replace(GRID.sweep, seeds=(1,))), tmp_path)
+    assert len(carried) == 7
+    (folder,) = {Path(r["out"]) for r in rows if r["settings"] == rows[0]["settings"]}
+    (folder / SCORE).write_text("{}")
+    with pytest.raises(DataError, match=r"score\.json is not what was written"):
+        swept(GRID, tmp_path)
+
+
+def test_smoothed_labels_do_not_change_what_is_compared(subject: Subject, tmp_path: Path) -> None:
+    sweep = Sweep({"label_smoothing": [0.0, 0.5]})
+    # The full view is kept and the task is not computed: smoothing trains nothing here.
+    rows = swept(replace(GRID, sweep=sweep), tmp_path)
+    assert rows[0]["score"] == pytest.approx(rows[1]["score"])
+
+
+def test_no_two_points_share_a_folder(tmp_path: Path) -> None:
+    values: list[Any] = [["a/b"], ["a b"], ["a", "b"], ["a, b"], ["../a"], ["x" * 300], ["x" * 301]]
+    points = [replace(RECIPE, elastic=replace(RECIPE.elastic, exclude=tuple(v))) for v in values]
+    names = [
+        folder_of(point, {"elastic.exclude": value})
+        for point, value in zip(points, values, strict=True)
+    ]
+    rates = [1e-3, 1e-3 + 1e-18, 1e-4]
+    names += [
+        folder_of(replace(RECIPE, train=TrainConfig(learning_rate=rate)), {"learning_rate": rate})
+        for rate in rates
+    ]
+    assert len(set(names)) == len(names)
+    for name in names:
+        (tmp_path / name).mkdir()  # a plain name: neither too long nor of several parts
+        assert (tmp_path / name).resolve().parent == tmp_path.resolve()
+    assert names[0] == folder_of(points[0], {"elastic.exclude": values[0]})
+    assert "learning_rate=0.001" in names[7]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda v: v, 2.0 + 3 * (0.0 + 0.1 + 0.0) / 3),
+        (lambda v: v | {"full/loss": 99.0, "full/drift": 9.0}, 2.1),
+        (lambda v: {k: x for k, x in v.items() if k.startswith("max")}, 1.0),
+    ],
+)
+def test_score(change: Callable[[dict[str, float]], dict[str, float]], expected: float) -> None:
+    validated = {
+        "tiny/loss": 3.0, "tiny/drift": 0.1, "med/loss": 2.0, "med/drift": 0.25,
+        "max/loss": 1.0, "max/drift": 0.05,
+    }  # fmt: skip
+    found = score(change(validated), Sweep(drift=0.15, slack=3.0))
+    assert found["score"] == pytest.approx(expected)
+    with pytest.raises(DataError, match="no profile was validated"):
+        score({"full/loss": 1.0, "full/drift": 0.0}, Sweep())
