@@ -31,6 +31,7 @@ LINES = [
     {"evidence"},
     {"report"},
     {"exporter"},
+    {"compress"},
     {"zoo"},
     {"cli"},
 ]

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from t3c.compress import pictures
+from t3c.compress.pictures import Preprocessing, read_image
 from t3c.errors import DataError, SpecError
 from t3c.zoo import imagenet, local
-from t3c.zoo.imagenet import Batches, Preprocessing, Samples, find_samples, read_image
+from t3c.zoo.imagenet import Batches, Samples, find_samples
 
 IDS = ("n01440764", "n01443537", "n02012849", "n09999999")
 PLAIN = Preprocessing(resize=None, crop=(4, 4), mean=(0, 0, 0), std=(1, 1, 1), rescale=1.0)
@@ -299,7 +301,7 @@ def test_both_sides_are_squeezed(tmp_path: Path) -> None:
 def test_the_longer_side_keeps_its_share(
     size: tuple[int, int], to: int, expected: tuple[int, int]
 ) -> None:
-    assert imagenet._resized(Image.new("L", size), to) == expected
+    assert pictures._resized(Image.new("L", size), to) == expected
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1"])

@@ -13,11 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from t3c.compress.pictures import Preprocessing, read_image, read_preprocessing
 from t3c.errors import DataError
 from t3c.zoo import local
-from t3c.zoo.imagenet import Batches, Preprocessing, find_samples, read_image
+from t3c.zoo.imagenet import Batches, find_samples
 from t3c.zoo.subjects import SUBJECTS
-from t3c.zoo.vision import KNOWN, RAW, VISION, load_vision, read_preprocessing
+from t3c.zoo.vision import KNOWN, RAW, VISION, load_vision
 
 transformers = pytest.importorskip("transformers")
 

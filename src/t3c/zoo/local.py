@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from t3c.compress.hugging_face import load_model
 from t3c.errors import DataError
-from t3c.zoo.hugging_face import load_model
 
 SIDE = 224
 MEAN = (123.68, 116.779, 103.939)  # of red, green and blue, in 0..255

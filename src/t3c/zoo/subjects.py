@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from t3c.compress.decoder import Decoder
+from t3c.compress.pictures import Preprocessing
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, trimmed
 from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import digits as digit
-from t3c.zoo.decoder import Decoder
-from t3c.zoo.imagenet import Batches, Preprocessing, Samples, find_samples, imagenet_folder
+from t3c.zoo.imagenet import Batches, Samples, find_samples, imagenet_folder
 from t3c.zoo.text import (
     BOS,
     stories15m,

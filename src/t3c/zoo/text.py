@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from t3c.compress.hugging_face import load_model
 from t3c.errors import DataError, MissingExtraError
 from t3c.zoo.corpora import corpus, corpus_tokens
-from t3c.zoo.hugging_face import load_model
 from t3c.zoo.local import data_path, first
 
 BOS, PADDING = 1, 0
