@@ -46,8 +46,7 @@ def uniform_artifact(
         )
     )
     with evaluating(model), staged(path) as folder:
-        content.write(
-            folder, model, content.topology(model, axes), Allocated.of(chain), calibration,
-            name=path.stem, seed=0, image=None, classes=None, weight_only=weight_only,
-        )  # fmt: skip
+        traced, allocated = content.topology(model, axes), Allocated.of(chain)
+        described = content.Described(model, traced, path.stem, weight_only=weight_only)
+        content.write(folder, content.pack(described, allocated), allocated, calibration)
     return Artifact(path)

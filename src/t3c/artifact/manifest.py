@@ -158,7 +158,7 @@ class ProfileEntry(Record):
 
 
 class UnitEntry(Record):
-    """What shares a point under a controller, and the chain of points it may take."""
+    """What shares a level under a controller, and the chain of levels it may take, as ranks."""
 
     name: str
     points: tuple[LayerPoint, ...]
@@ -166,7 +166,7 @@ class UnitEntry(Record):
 
 class ControllerEntry(Record):
     """A controller, whose tensors are in dense.safetensors: what it decides on, and the shipped
-    profiles as points of its units with their shares of latency, size and energy."""
+    profiles as levels of its units with their shares of latency, size and energy."""
 
     units: tuple[UnitEntry, ...]
     devices: tuple[str, ...]

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from t3c.control.knapsack import Allocation, allocation
-from t3c.control.menu import Option
+from t3c.control.menu import Chains, Option
 from t3c.errors import BudgetError, SpecError
-
-Chains = Mapping[str, Sequence[Option]]
 
 
 def greedy(chains: Chains) -> list[Allocation]:

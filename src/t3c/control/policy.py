@@ -17,11 +17,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from t3c.control.menu import Option
-from t3c.control.snap import BITS_WEIGHT, Wish, nearest
+from t3c.control.snap import Wish, nearest
 from t3c.control.token import RESOURCES, About, Array, Token
 from t3c.errors import DataError, SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 
 __all__ = ["RESOURCES", "About", "Policy", "Token", "nearest_profile", "summarize"]
 
@@ -42,7 +41,7 @@ class Policy:
     and onward_bias (H,) are the network. slope (S,), lift (S, H) and threshold (S,) make the score
     of each step up a chain. summary (summarized steps, features), with the summary_mean and
     summary_std of the features, adds what the input says. wish_slope (U, 2), wish_lift (U, 2, H)
-    and wish_bias (U, 2) propose the share of the top's rank and bits.
+    and wish_bias (U, 2) propose the share of the top's level and bits.
     """
 
     about: About
@@ -110,7 +109,7 @@ class Policy:
 
     def points(
         self, token: Token, device: str | None = None, summary: Array | None = None
-    ) -> dict[str, LayerPoint]:
+    ) -> dict[str, Level]:
         """The point of each unit's chain where its logits peak."""
         indices = self.indices(token, device, summary)
         return {unit: self.about.units[unit][index] for unit, index in indices.items()}
@@ -122,17 +121,14 @@ class Policy:
         shares = 0.5 + 0.5 * _tanh((rising + self.wish_bias) / 2)  # the sigmoid
         tops = ((unit, points[-1]) for unit, points in self.about.units.items())
         return {
-            unit: Wish(float(rank * top.rank), float(bits * top.bits))
-            for (unit, top), (rank, bits) in zip(tops, shares, strict=True)
+            unit: Wish(float(level * top.level), float(bits * top.bits))
+            for (unit, top), (level, bits) in zip(tops, shares, strict=True)
         }
 
-    def project(self, wishes: Mapping[str, Wish]) -> dict[str, LayerPoint]:
+    def project(self, wishes: Mapping[str, Wish]) -> dict[str, Level]:
         """The point of each unit's chain that is nearest to its proposal."""
-        found = {}
-        for unit, points in self.about.units.items():
-            options = [Option(point, index, 0.0) for index, point in enumerate(points)]
-            found[unit] = points[nearest(options, wishes[unit], BITS_WEIGHT)]
-        return found
+        units = self.about.units.items()
+        return {unit: levels[nearest(levels, wishes[unit])] for unit, levels in units}
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Every array by its name."""
@@ -200,10 +196,8 @@ def summarize(x: Array) -> Array:
     return found
 
 
-def nearest_profile(
-    points: Mapping[str, LayerPoint], profiles: Sequence[Mapping[str, LayerPoint]]
-) -> int:
-    """Which of nested profiles is nearest, by summed shares of the top's rank and bits.
+def nearest_profile(points: Mapping[str, Level], profiles: Sequence[Mapping[str, Level]]) -> int:
+    """Which of nested profiles is nearest, by summed shares of the top's level and bits.
 
     Of equals the largest.
     """
@@ -223,7 +217,7 @@ def nearest_profile(
                     abs(getattr(p, axis) - getattr(points[unit], axis)), getattr(top[unit], axis)
                 )
                 for unit, p in profiles[index].items()
-                for axis in ("rank", "bits")
+                for axis in ("level", "bits")
             ),
             Fraction(0),
         )

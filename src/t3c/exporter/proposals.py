@@ -37,7 +37,7 @@ def _role(unit: Unit) -> Role:
 
 
 def _wish(unit: Unit, share: float) -> Wish:
-    """A share of full rank as a unit's rank between its levels, and bits that rise with it."""
+    """A share of full rank as a level between those of a unit, and bits that rise with it."""
     levels = unit.levels
     bits = sorted({point.bits for point in unit.points()})
     return Wish(

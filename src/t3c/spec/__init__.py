@@ -3,7 +3,7 @@
 from t3c.spec.budget import Budget
 from t3c.spec.figures import QUANTILES, Bound, Certificate, Cost, ImageSpec, Latency, TextSpec
 from t3c.spec.layer import Factorization, Form, Kind, LayerSpec
-from t3c.spec.points import MAX_BITS, MIN_BITS, LayerPoint, Menu, Profile, ProfileChain
+from t3c.spec.points import MAX_BITS, MIN_BITS, LayerPoint, Level, Menu, Profile, ProfileChain
 
 __all__ = [
     "MAX_BITS",
@@ -20,6 +20,7 @@ __all__ = [
     "Latency",
     "LayerPoint",
     "LayerSpec",
+    "Level",
     "Menu",
     "Profile",
     "ProfileChain",

@@ -82,6 +82,6 @@ def _elastic(options: Sequence[Option], config: TrainConfig) -> list[Option]:
     """The options that are left where only ranks or only bits are elastic."""
     if config.elastic == "both":
         return list(options)
-    axis = "bits" if config.elastic == "ranks" else "rank"
+    axis = "bits" if config.elastic == "ranks" else "level"
     top = max(getattr(o.point, axis) for o in options)
     return [o for o in options if getattr(o.point, axis) == top]

@@ -48,7 +48,7 @@ class Terrain:
 class Ground:
     """A terrain as tensors of U units and J points, shorter chains filled up with zeros.
 
-    drift (U, J) is squared, shares (R, U, J), sizes (2, U, J) the shares of the top's rank and
+    drift (U, J) is squared, shares (R, U, J), sizes (2, U, J) the shares of the top's level and
     bits, known (R,) which resources count, least (R,) what the bottom of all units takes.
     """
 
@@ -68,7 +68,7 @@ class Ground:
             top = options[-1].point
             drift.append([o.squared_drift for o in options] + [0.0] * gap)
             shares.append(np.pad(np.nan_to_num(terrain.shares[unit]), ((0, 0), (0, gap))))
-            size = [(o.point.rank / top.rank, o.point.bits / top.bits) for o in options]
+            size = [(o.point.level / top.level, o.point.bits / top.bits) for o in options]
             sizes.append(np.array(size + [(0.0, 0.0)] * gap).T)
         drifts = torch.tensor(drift, dtype=torch.float64)
         taken = torch.from_numpy(np.stack(shares, axis=1).astype(float))
