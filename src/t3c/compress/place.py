@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from t3c.compress.quality import Array, paired_interval
 from t3c.errors import SpecError
+from t3c.evidence.quality import Array, paired_interval
 
 TINY_TIMES = 5  # as much loss as `med` may have, at `tiny`
 FASTER, SMALLER = 0.03, 0.10  # than plain int8, for a profile to be worth shipping

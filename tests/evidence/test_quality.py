@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from t3c.compress.quality import Judge, Metric, judge_for, nearest, paired_interval, token_losses
-from t3c.compress.source import Task
-from t3c.errors import SpecError
-
-
-def test_each_task_is_judged_by_its_own_metric() -> None:
-    labels, ids = np.array([0, 1]), np.ones((2, 4), np.int64)
-    assert judge_for(Task.IMAGES, labels, None, None, (10,)).metric is Metric.ACCURACY
-    assert judge_for(Task.IMAGES, None, None, None, (10,)).metric is Metric.AGREEMENT
-    assert judge_for(Task.LANGUAGE, None, ids, None, (4, 9)).metric is Metric.PERPLEXITY
-    assert judge_for(Task.EMBEDDING, labels, None, None, (384,)).metric is Metric.NEIGHBOURS
-    assert (
-        judge_for(Task.OUTPUTS, np.array([0.5, 1.5]), None, None, (1,)).metric is Metric.NEIGHBOURS
-    )
-    assert judge_for(Task.IMAGES, labels, None, 0.02, (10,)).max_drop == 0.02
-    for wrong in (0.0, 1.0, math.nan):
-        with pytest.raises(SpecError, match="max_drop must be between 0 and 1"):
-            judge_for(Task.IMAGES, labels, None, wrong, (10,))
+from t3c.evidence.quality import Judge, Metric, nearest, paired_interval, token_losses
 
 
 def test_wrong_and_changed_answers() -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from t3c.compress.source import Task
-from t3c.errors import DataError, SpecError
+from t3c.errors import DataError
 
 Array = npt.NDArray[np.float64]
-Outputs = npt.NDArray[np.generic]
+Outputs = npt.NDArray[Any]
+Run = Callable[[list[Outputs]], Outputs]
 
 
 class Metric(StrEnum):
@@ -25,6 +27,12 @@ class Metric(StrEnum):
     NEIGHBOURS = "neighbours"
 
 
+UNITS = {
+    Metric.ACCURACY: "accuracy",
+    Metric.AGREEMENT: "unchanged answers",
+    Metric.PERPLEXITY: "perplexity",
+    Metric.NEIGHBOURS: "unchanged nearest neighbours",
+}
 # What may be lost where the user names nothing: accuracy itself; changed answers or neighbours
 # beyond those that plain int8 changes; the perplexity's growth.
 MAX_DROP = {
@@ -84,29 +92,45 @@ class Judge:
         mean = float(losses.mean())
         return math.exp(mean) if self.metric is Metric.PERPLEXITY else 1.0 - mean
 
-    def at(self, index: npt.NDArray[np.int64]) -> Judge:
-        """Return the judge of some of the samples."""
-        targets = None if self.targets is None else self.targets[index]
-        return Judge(self.metric, self.max_drop, targets)
+
+@dataclass(frozen=True)
+class Scorer:
+    """Samples with what the original answers to them: scores whatever else answers them."""
+
+    judge: Judge
+    inputs: tuple[Outputs, ...]
+    original: Outputs | None
+
+    @classmethod
+    def of(cls, judge: Judge, inputs: Sequence[Outputs], run: Run) -> Scorer:
+        """Return the scorer of samples (n, ...), the original's answers being those of `run`."""
+        whole = judge.metric is not Metric.PERPLEXITY  # a language model's are too large to hold
+        return cls(judge, tuple(inputs), answers(run, inputs) if whole else None)
+
+    def __len__(self) -> int:
+        return len(self.inputs[0])
+
+    def losses(self, run: Run, *, expected: bool = False) -> Array:
+        """Return the loss of each sample (n,) for what `run` answers, one sample at a time."""
+        if self.original is not None:
+            score = self.judge.expected_losses if expected else self.judge.losses
+            return score(answers(run, self.inputs), self.original)
+        assert self.judge.targets is not None
+        rows = [
+            token_losses(run(one), self.judge.targets[place : place + 1])
+            for place, one in enumerate(_singly(self.inputs))
+        ]
+        return np.concatenate(rows)
 
 
-def judge_for(
-    task: Task, labels: npt.NDArray[np.int64] | None, ids: npt.NDArray[np.int64] | None,
-    max_drop: float | None, outputs: tuple[int, ...],
-) -> Judge:  # fmt: skip
-    """Return the judge that suits a task and what is known of the data."""
-    if max_drop is not None and not 0 < max_drop < 1:
-        raise SpecError(f"max_drop must be between 0 and 1, such as 0.005, got {max_drop:g}")
-    classes = len(outputs) == 1 and outputs[0] > 1
-    if task is Task.LANGUAGE:
-        metric, targets = Metric.PERPLEXITY, ids
-    elif task is Task.EMBEDDING or not classes:
-        metric, targets = Metric.NEIGHBOURS, None
-    elif labels is not None and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
-        metric, targets = Metric.ACCURACY, labels
-    else:
-        metric, targets = Metric.AGREEMENT, None
-    return Judge(metric, MAX_DROP[metric] if max_drop is None else max_drop, targets)
+def answers(run: Run, inputs: Sequence[Outputs]) -> Outputs:
+    """Return what `run` answers to samples (n, ...), asked one by one as it is served."""
+    return np.concatenate([run(one) for one in _singly(inputs)])
+
+
+def _singly(inputs: Sequence[Outputs]) -> Iterator[list[Outputs]]:
+    for place in range(len(inputs[0])):
+        yield [np.ascontiguousarray(value[place : place + 1]) for value in inputs]
 
 
 def nearest(vectors: Outputs) -> npt.NDArray[np.int64]:
