@@ -23,7 +23,7 @@ from t3c.errors import DataError, TrainError
 from t3c.exporter import ExportConfig
 from t3c.nn.inputs import evaluating
 from t3c.nn.view import at
-from t3c.spec import Profile
+from t3c.spec import Goal, Profile
 from t3c.train import BlockConfig, TrainConfig
 from t3c.zoo import subjects, training
 from t3c.zoo.digits import CLASSES, Digits, DigitsNet, train_digits
@@ -37,7 +37,7 @@ RECIPE = Recipe(
         bits=(2, 4, 8), rank_fractions=(0.5,), include=("blocks.[01].conv?", "head")
     ),
     train=TrainConfig(
-        steps=4, learning_rate=0.01, profiles=3, worst_drift=9.0, checkpoint_every=2,
+        steps=4, learning_rate=0.01, goal=Goal(profiles=3, worst_drift=9.0), checkpoint_every=2,
         validate_every=4,
     ),
 )  # fmt: skip
@@ -226,7 +226,9 @@ def test_a_run_that_is_there_is_left_alone(
 
 @pytest.mark.usefixtures("known_device", "briefly")
 def test_what_is_exported_is_the_trained_network(subject: Subject, tmp_path: Path) -> None:
-    export = ExportConfig(calibration=quick(3), certificate=LIGHT, worst_drift=2.0, profiles=1)
+    export = ExportConfig(
+        timing=quick(3), certificate=LIGHT, goal=Goal(profiles=1, worst_drift=2.0)
+    )
     run(replace(RECIPE, export=export), tmp_path)
     artifact = Artifact(tmp_path / "small.t3c")
     assert artifact.manifest.profiles[-1].name == "max"
