@@ -79,10 +79,7 @@ def test_the_certificate_alone_lowers_the_drift_it_predicts(
     x, original = digits.test[0][:32], state_of(model).original
     before = first_order_drift(model, original, low(model), x).mean()
     config = TrainConfig(
-        steps=40,
-        learning_rate=1e-3,
-        objective=Objective(distill=0, certificate=1, tail=0),
-        certificate_every=2,
+        steps=40, learning_rate=1e-3, objective=Objective(distill=0, certificate=1, tail=0)
     )
     fit(model, digits.loader(8), config)
     assert first_order_drift(model, original, low(model), x).mean() < 0.8 * before
@@ -103,9 +100,7 @@ def test_a_certificate_that_weighs_nothing_leaves_a_run_as_it_was(
 
 
 def test_the_certificate_goes_with_masks(model: nn.Module, digits: Digits) -> None:
-    config = TrainConfig(
-        steps=2, masks=True, objective=Objective(certificate=0.1), certificate_every=1
-    )
+    config = TrainConfig(steps=2, masks=True, objective=Objective(certificate=0.1))
     assert min(fit(model, few(digits), config).terms["certificate"]) > 0
 
 
@@ -202,7 +197,6 @@ def test_a_run_that_was_killed_goes_on(elastic: nn.Module, digits: Digits, tmp_p
         masks=True,
         objective=Objective(certificate=0.1),
         certificate=CertificateTerm(kind="spectral"),
-        certificate_every=2,
     )
     folder, given = tmp_path / "killed", tmp_path / "given.pt"
     torch.save((elastic, few(digits), config, str(folder)), given)
@@ -257,8 +251,9 @@ def test_a_finished_run_with_masks_is_sorted_again(
 
 
 def test_resuming_where_nothing_is_starts_anew(
-    elastic: nn.Module, digits: Digits, tmp_path: Path
+    elastic: nn.Module, digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loop, "VALIDATIONS", 1)
     model, other = copy.deepcopy(elastic), copy.deepcopy(elastic)
     config = replace(SHORT, steps=2)
     with pytest.raises(StopError):  # before any checkpoint
@@ -509,11 +504,7 @@ def test_language_models(kind: str) -> None:
     target[:, -3:] = -100  # not predicted
     mask = torch.ones_like(tokens)
     config = TrainConfig(
-        steps=3,
-        loss="language_modelling",
-        full="trained",
-        objective=Objective(certificate=0.1),
-        certificate_every=2,
+        steps=3, loss="language_modelling", full="trained", objective=Objective(certificate=0.1)
     )
     named = {"input_ids": tokens, "attention_mask": mask}
     as_dict, as_tensor = copy.deepcopy(net), copy.deepcopy(net)

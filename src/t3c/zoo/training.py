@@ -86,8 +86,8 @@ def train_recipe(
     say(f"making it elastic, with factors that suit {subject.observed} samples")
     elasticize_(subject.model, subject.example, recipe.elastic, calibration=subject.statistics)
     if recipe.settle:
-        say("rounding weights with second-order compensation")
-        settle_(subject.model, subject.statistics, recipe.settle)
+        rounded = settle_(subject.model, subject.statistics, recipe.settle)
+        say(f"rounded {len(rounded)} linear layers with second-order compensation")
     if recipe.export is not None:
         topology(subject.model, subject.axes)  # what cannot be exported is known before training
     model, untrained = subject.model, copy.deepcopy(subject.model)
