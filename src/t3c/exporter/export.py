@@ -168,7 +168,7 @@ class Bench:
 
     def calibrated(self, artifact: Artifact, *, quick: bool = False) -> DeviceTable:
         """Return the table of an artifact; a quick one has no grid and no cold starts."""
-        how = self.config.calibration
+        how = self.config.timing
         how = replace(how, grid=0, starts=False) if quick else how
         return calibrate(artifact, self.engine, how, timings=self.timings, watch=self.watch)
 
@@ -271,10 +271,10 @@ def choose(
     ]  # fmt: skip
     worth, pruned = prune(measured)
     able = [m for m in measured if m.name in worth]
-    kept = fitting(able, config.budgets) if config.budgets else thin(able, config.profiles)
+    kept = fitting(able, config.budgets) if config.budgets else thin(able, config.goal.profiles)
     names = dict(zip(kept, names_for(len(kept)), strict=True))
     pruned += [
-        Pruned(name, PruneCode.SURPLUS, figures=(config.profiles,))
+        Pruned(name, PruneCode.SURPLUS, figures=(config.goal.profiles,))
         for name in worth
         if name not in names
     ]
@@ -285,10 +285,10 @@ def choose(
 
 def _wanted(config: ExportConfig) -> Wanted:
     """Return what to propose: more candidates than are shipped, most where budgets are to meet."""
-    count = (2 if config.budgets is None else 4) * config.profiles - 1
+    count = (2 if config.budgets is None else 4) * config.goal.profiles - 1
     return Wanted(
-        count, config.worst_drift, config.size_weight, config.proposals, config.tie,
-        config.layer_drift, config.controller,
+        count, config.goal.worst_drift, config.goal.size_weight, config.proposals,
+        controller=config.controller,
     )  # fmt: skip
 
 
