@@ -8,12 +8,12 @@ import sys
 
 import typer
 
-from t3c.cli import artifacts, certify, convert, data, demo, devices, export, serve, train
+from t3c.cli import artifacts, certify, compress, convert, data, demo, devices, export, serve, train
 from t3c.cli.app import app, fail
 from t3c.errors import T3CError
 
 __all__ = [
-    "app", "artifacts", "certify", "convert", "data", "demo", "devices", "export", "main", "serve",
+    "app", "artifacts", "certify", "compress", "convert", "data", "demo", "devices", "export", "main", "serve",
     "train",
 ]  # fmt: skip
 

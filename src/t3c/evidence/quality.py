@@ -92,6 +92,11 @@ class Judge:
         mean = float(losses.mean())
         return math.exp(mean) if self.metric is Metric.PERPLEXITY else 1.0 - mean
 
+    def at(self, part: slice) -> Judge:
+        """Return the judge of some of the samples."""
+        targets = None if self.targets is None else self.targets[part]
+        return Judge(self.metric, self.max_drop, targets)
+
 
 @dataclass(frozen=True)
 class Scorer:
@@ -100,15 +105,23 @@ class Scorer:
     judge: Judge
     inputs: tuple[Outputs, ...]
     original: Outputs | None
+    run: Run
 
     @classmethod
     def of(cls, judge: Judge, inputs: Sequence[Outputs], run: Run) -> Scorer:
         """Return the scorer of samples (n, ...), the original's answers being those of `run`."""
         whole = judge.metric is not Metric.PERPLEXITY  # a language model's are too large to hold
-        return cls(judge, tuple(inputs), answers(run, inputs) if whole else None)
+        return cls(judge, tuple(inputs), answers(run, inputs) if whole else None, run)
 
     def __len__(self) -> int:
         return len(self.inputs[0])
+
+    def original_losses(self, *, expected: bool = True) -> Array:
+        """Return the loss of each sample (n,) for what the original answers."""
+        if self.original is None:
+            return self.losses(self.run)
+        score = self.judge.expected_losses if expected else self.judge.losses
+        return score(self.original, self.original)
 
     def losses(self, run: Run, *, expected: bool = False) -> Array:
         """Return the loss of each sample (n,) for what `run` answers, one sample at a time."""

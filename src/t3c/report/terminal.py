@@ -190,13 +190,16 @@ def print_conditions(conditions: dict[str, Any], console: Console) -> None:
 def print_variants(payload: dict[str, Any]) -> None:
     """A comparison as a table."""
     table = Table()
-    for title in ("variant", "accuracy", "p50 ms", "p90 ms", "MB", "drift", "epsilon", "covered"):
+    names = ("accuracy", "perplexity", "agreement", "neighbours")
+    first = payload["variants"][0]
+    metric = next((name for name in names if first[name] is not None), "quality")
+    for title in ("variant", metric, "p50 ms", "p90 ms", "MB", "drift", "epsilon", "covered"):
         table.add_column(title, no_wrap=True, justify="left" if title == "variant" else "right")
     for v in payload["variants"]:
         drift = v["drift"]
         table.add_row(
             v["name"],
-            cell(v["accuracy"], ".3f"),
+            cell(v.get(metric), ".3f"),
             f"{v['latency_ms']['p50']:.3f}",
             f"{v['latency_ms']['p90']:.3f}",
             f"{v['size_bytes'] / 1e6:.3f}",
