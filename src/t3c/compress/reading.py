@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from t3c.compress.source import Source, Task
 from t3c.compress.tables import SUFFIXES, class_numbers, read_table, read_text
 from t3c.errors import DataError
 from t3c.nn.inputs import check_like
+from t3c.runtime.reading import read_arrays
 
 LENGTH = 128  # tokens of a text, unless told
 SEPARATOR = "<|endoftext|>"
@@ -62,11 +62,7 @@ def _of_path(source: Source, path: Path, length: int | None, watch: Watch) -> Da
 
 def read_npz(path: Path) -> Data:
     """Read arrays: `x`, or arrays named as the model's inputs, and labels `y`."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
-        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    arrays = read_arrays(path)
     labels = arrays.pop("y", arrays.pop("labels", None))
     if not arrays:
         raise DataError(f"{path}: no array of inputs: call it x, and the labels y")

@@ -133,9 +133,7 @@ def _imported(path: Path) -> ModuleType:
 def _of_hugging_face(name: str) -> Source:
     loaded = load_model(name)
     if not loaded.pretrained:
-        raise DataError(
-            f"{name} holds a configuration and no weights: there is nothing to compress"
-        )
+        raise DataError(f"{name} holds a configuration and no weights to compress")
     task = task_of(loaded.model)
     config: Any = loaded.model.config
     notes: tuple[str, ...] = ()
