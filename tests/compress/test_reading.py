@@ -78,7 +78,7 @@ def test_arrays(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="NaN or infinite"):
         read_data(source, tmp_path / "d.npz")
     (tmp_path / "e.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:100])
-    with pytest.raises(DataError, match=r"e.npz cannot be read"):
+    with pytest.raises(DataError, match=r"e.npz: not readable"):
         read_data(source, tmp_path / "e.npz")
     np.savez(tmp_path / "f.npz", y=y)
     with pytest.raises(DataError, match="no array of inputs"):

@@ -13,8 +13,8 @@ from t3c.cli.app import app, fail
 from t3c.errors import T3CError
 
 __all__ = [
-    "app", "artifacts", "certify", "compress", "convert", "data", "demo", "devices", "export", "main",
-    "serve", "train",
+    "app", "artifacts", "certify", "compress", "convert", "data", "demo", "devices", "export",
+    "main", "serve", "train",
 ]  # fmt: skip
 
 
