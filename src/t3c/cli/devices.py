@@ -25,10 +25,11 @@ from t3c.cli.app import (
     progress,
     watcher,
 )
-from t3c.device.calibrate import CalibrationConfig, about, subject_of
+from t3c.device.calibrate import CalibrationConfig, about
 from t3c.device.calibrate import calibrate as run_calibration
+from t3c.device.execution import execution_of
 from t3c.device.journal import Journal
-from t3c.device.measured import describe
+from t3c.device.machine import describe
 from t3c.device.transfer import calibrate_quickly
 from t3c.engines import open_engine
 from t3c.errors import DataError
@@ -105,7 +106,7 @@ def add_tables(artifact: Artifact, paths: list[Path], as_json: bool) -> None:
     tables = [read_table(artifact, path) for path in paths]
     for table in tables:
         for profile in artifact.manifest.chain:
-            subject_of(artifact, table, profile)  # refused if it is not of these layers
+            execution_of(artifact, table, profile)  # refused if it is not of these layers
     for table in tables:
         path = artifact.path / DEVICES / f"{table.device.key}.json"
         path.parent.mkdir(exist_ok=True)

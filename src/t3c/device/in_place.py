@@ -11,15 +11,10 @@ from dataclasses import replace
 
 from t3c.artifact.devices import LayerTiming
 from t3c.artifact.reader import Artifact
+from t3c.device.execution import Execution, example_inputs
 from t3c.device.grid import widest_ranges
-from t3c.device.measured import (
-    Subject,
-    Watch,
-    describe,
-    example_inputs,
-    runners,
-    time_sessions,
-)
+from t3c.device.machine import describe
+from t3c.device.measured import Watch, runners, time_sessions
 from t3c.engines import Engine, Session
 from t3c.measure.latency import paced
 from t3c.measure.quiet import Quiet
@@ -102,8 +97,8 @@ class _Places:
     def _compiled(self, names: Sequence[str], rank: int, form: Form) -> Session:
         points = {**self.points, **{name: _point(rank) for name in names}}
         forms = dict.fromkeys(points, Form.DENSE) | dict.fromkeys(names, form)
-        subject = Subject(Profile("in place", points), forms, self.ranges)
-        return self.engine.compile(subject.graph(self.artifact, self.bits))
+        execution = Execution(Profile("in place", points), forms, self.ranges)
+        return self.engine.compile(execution.graph(self.artifact, self.bits))
 
 
 def _falling(gains: Mapping[Variant, float]) -> dict[Variant, float]:

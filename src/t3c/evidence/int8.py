@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import openvino as ov
 
-from t3c.device.measured import DOT_PRODUCTS, cpu_name
+from t3c.device.machine import DOT_PRODUCTS, cpu_name
 from t3c.engines.protocol import Array
 from t3c.errors import MissingExtraError
 
