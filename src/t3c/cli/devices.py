@@ -13,12 +13,11 @@ from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, explain_forms
 from t3c.artifact.merge import merge, read_table
 from t3c.artifact.reader import DEVICES, Artifact
-from t3c.cli.app import (
+from t3c.cli.console import (
     ArtifactArg,
     EngineOpt,
     JsonOpt,
     ThreadsOpt,
-    app,
     err,
     out_console,
     print_json,
@@ -43,7 +42,6 @@ from t3c.runtime.runtime import load
 BusyOpt = Annotated[bool, typer.Option("--busy", help="Measure although other processes run")]
 
 
-@app.command()
 def calibrate(
     artifact: ArtifactArg,
     engine: EngineOpt = "openvino",
@@ -139,7 +137,6 @@ def form_rows(artifact: Artifact, table: DeviceTable) -> list[dict[str, object]]
     return rows
 
 
-@app.command()
 def audit(
     artifact: ArtifactArg,
     budgets: Annotated[int, typer.Option(min=1, help="How many budgets to draw")] = 1000,

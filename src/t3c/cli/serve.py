@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from t3c.cli.app import ArtifactArg, EngineOpt, ThreadsOpt, app, err, need, progress, watcher
+from t3c.cli.console import ArtifactArg, EngineOpt, ThreadsOpt, err, need, progress, watcher
 from t3c.errors import DataError, SpecError
 from t3c.runtime.monitor import MonitorConfig
 from t3c.spec import Budget
@@ -18,7 +18,6 @@ from t3c.spec import Budget
 TOKEN = "T3C_ADMIN_TOKEN"
 
 
-@app.command()
 def serve(
     artifact: ArtifactArg,
     host: Annotated[str, typer.Option(help="Address to listen at")] = "127.0.0.1",
