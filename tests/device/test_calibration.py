@@ -99,14 +99,14 @@ def test_a_stopped_calibration_goes_on_where_it_was(
     with pytest.raises(KeyboardInterrupt):
         calibrate(artifact, engine, SMALL, journal=Journal(path, wanted))
     before = Journal(path, wanted)
-    first = before.get("profiles, sweep 1 of 3")
+    first = before.results.get("profiles, sweep 1 of 3")
     assert first is not None
     layers = [key for key in before.results if key.startswith("layer ")]
     assert layers
     table = calibrate(artifact, engine, SMALL, journal=Journal(path, wanted))
     after = Journal(path, wanted)
-    assert after.get("profiles, sweep 1 of 3") == first  # not measured again
-    assert all(after.get(key) == before.get(key) for key in layers)
+    assert after.results.get("profiles, sweep 1 of 3") == first  # not measured again
+    assert all(after.results.get(key) == before.results.get(key) for key in layers)
     assert list(table.profiles) == [profile.name for profile in artifact.manifest.chain]
     timed = first[str(Timed(next(iter(table.profiles))))]
     assert next(iter(table.profiles.values())).samples > sum(map(len, timed))

@@ -13,51 +13,29 @@ from t3c.version import __version__
 
 # The module and name of each command, and its line in the list of them.
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "inspect": (
-        "t3c.cli.artifacts", "inspect",
-        "Say what an artifact is: its layers, profiles, devices and certificates.",
-    ),
+    "inspect": ("t3c.cli.artifacts", "inspect",
+        "Say what an artifact is: its layers, profiles, devices and certificates."),
     "run": ("t3c.cli.artifacts", "run", "Answer one input, or go on with a text, within a budget."),
-    "bench": (
-        "t3c.cli.artifacts", "bench",
-        "Measure the profiles beside the original and baselines, in turns, in one process.",
-    ),
-    "report": (
-        "t3c.cli.artifacts", "report",
-        "Render a measured comparison as one HTML page that needs no network.",
-    ),
-    "certify": (
-        "t3c.cli.certify", "certify",
-        "Certify every profile on this engine: epsilon, first order, spectral, worst case.",
-    ),
-    "convert": (
-        "t3c.cli.convert", "convert",
-        "Say what of a model becomes elastic and why not; convert it in memory to prove it.",
-    ),
-    "demo": (
-        "t3c.cli.demo", "demo",
-        "Train a network on digits, make one artifact of it, and ask it for three budgets.",
-    ),
-    "calibrate": (
-        "t3c.cli.devices", "calibrate",
-        "Measure this machine: layers, profiles and the cost proxy, into the artifact's devices/.",
-    ),
-    "audit": (
-        "t3c.cli.devices", "audit",
-        "Check that more budget is never worse (else exit 1), and count budgets missed live.",
-    ),
-    "export": (
-        "t3c.cli.export", "export",
-        "Write an artifact with some of its profiles alone, or one profile for TensorRT.",
-    ),
-    "serve": (
-        "t3c.cli.serve", "serve",
-        "Serve an artifact over HTTP: the Open Inference Protocol, budgets, a dashboard.",
-    ),
-    "train": (
-        "t3c.cli.train", "train",
-        "Train a network once for every profile, and test it beside itself untrained.",
-    ),
+    "bench": ("t3c.cli.artifacts", "bench",
+        "Measure the profiles beside the original and baselines, in turns, in one process."),
+    "report": ("t3c.cli.artifacts", "report",
+        "Render a measured comparison as one HTML page that needs no network."),
+    "certify": ("t3c.cli.certify", "certify",
+        "Certify every profile on this engine: epsilon, first order, spectral, worst case."),
+    "convert": ("t3c.cli.convert", "convert",
+        "Say what of a model becomes elastic and why not; convert it in memory to prove it."),
+    "demo": ("t3c.cli.demo", "demo",
+        "Train a network on digits, make one artifact of it, and ask it for three budgets."),
+    "calibrate": ("t3c.cli.devices", "calibrate",
+        "Measure this machine: layers, profiles and the cost proxy, into the artifact's devices/."),
+    "audit": ("t3c.cli.devices", "audit",
+        "Check that more budget is never worse (else exit 1), and count budgets missed live."),
+    "export": ("t3c.cli.export", "export",
+        "Write an artifact with some of its profiles alone, or one profile for TensorRT."),
+    "serve": ("t3c.cli.serve", "serve",
+        "Serve an artifact over HTTP: the Open Inference Protocol, budgets, a dashboard."),
+    "train": ("t3c.cli.train", "train",
+        "Train a network once for every profile, and test it beside itself untrained."),
     "data": ("t3c.cli.data", "data", "Fetch data sets."),
 }  # fmt: skip
 

@@ -37,11 +37,11 @@ def time_layer(
     """
 
     def graph(rank: int, form: Form) -> onnx.ModelProto:
-        return synthetic_layer(spec, _point(rank), form, to_float=to_float, activations=activations)
+        return synthetic_layer(spec, exact(rank), form, to_float=to_float, activations=activations)
 
     graphs = {f"{spec.full_rank} dense": graph(spec.full_rank, Form.DENSE)}
     for rank in ranks:
-        if Form.FACTORED in spec.forms(_point(rank)):
+        if Form.FACTORED in spec.forms(exact(rank)):
             graphs[f"{rank} factored"] = graph(rank, Form.FACTORED)
         if spec.alignable(rank):
             graphs[f"{rank} aligned"] = graph(rank, Form.ALIGNED)
@@ -68,7 +68,7 @@ def time_group(
 
     Aligned layers read other channels each: there is no product of all to time.
     """
-    points = [_point(rank) for rank in ranks]
+    points = [exact(rank) for rank in ranks]
     ways = (False,) if form is Form.ALIGNED else (True, False)
     graphs = {
         str(grouped): synthetic_group(specs, points, form, grouped, activations=activations)
@@ -148,5 +148,6 @@ def runners(
     return {name: runner(session) for name, session in sessions.items()}
 
 
-def _point(rank: int) -> LayerPoint:
+def exact(rank: int) -> LayerPoint:
+    """Return a point of a rank at all bits."""
     return LayerPoint(rank, MAX_BITS)

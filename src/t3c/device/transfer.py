@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
-from t3c.cost.proxy import Proxy, refit, solver
+from t3c.cost.proxy import Proxy, Row, refit, solver
 from t3c.device.calibrate import CalibrationConfig
 from t3c.device.execution import example_inputs, execution_of
 from t3c.device.machine import describe
@@ -19,7 +18,6 @@ from t3c.errors import SpecError
 from t3c.measure.latency import interleave, paced
 from t3c.measure.pinning import pinned
 from t3c.measure.quiet import settle, watchful
-from t3c.spec import Latency, Profile
 
 POINTS = 3
 
@@ -60,43 +58,26 @@ def calibrate_quickly(
             calls, paced(calls, config.rounds), quiet=quiet,
             tick=lambda done, total: watch("timing three profiles", done, total),
         )  # fmt: skip
-    fitted = refit_points(artifact, donor, points, measured)
-    profiles = {}
-    for profile in chain:
-        guess = predicted(artifact, donor, fitted.proxy, profile)
-        profiles[profile.name] = measured.get(profile.name, guess)
+    rows = [work_of(artifact, execution_of(artifact, donor, profile)) for profile in points]
+    times = [measured[profile.name].p50 for profile in points]
+    proxy, error = _refitted(donor.proxy, rows, times)
+    guesses = {p.name: predicted(artifact, donor, proxy, p) for p in chain}
+    profiles = guesses | measured
     return DeviceTable(
         content=artifact.content, device=device, layers=donor.layers, groups=donor.groups,
-        forms=donor.forms, profiles=profiles, error=fitted.error,
+        forms=donor.forms, profiles=profiles, error=error,
         predicted=tuple(name for name in profiles if name not in measured),
-        proxies={"hybrid": fitted.proxy}, conditions=quiet.conditions,
+        proxies={"hybrid": proxy}, conditions=quiet.conditions,
         source=f"{len(points)} profiles measured, others by the proxy of {donor.device.title}",
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Refitted:
-    """A proxy on another device, and its error on each point when fitted without it."""
-
-    proxy: Proxy
-    error: float
-
-
-def refit_points(
-    artifact: Artifact,
-    donor: DeviceTable,
-    points: Sequence[Profile],
-    measured: Mapping[str, Latency],
-) -> Refitted:
-    """The donor's proxy fitted to a few profiles of another device."""
-    assert donor.proxy is not None
-    rows = [work_of(artifact, execution_of(artifact, donor, profile)) for profile in points]
-    times = [measured[profile.name].p50 for profile in points]
-    errors = []
+def _refitted(proxy: Proxy, rows: Sequence[Row], times: Sequence[float]) -> tuple[Proxy, float]:
+    """Fit a proxy to a few profiles of a device; also its error on each when fitted without it."""
+    errors = [0.0]
     for index, (row, time) in enumerate(zip(rows, times, strict=True)):
         rest = [i for i in range(len(rows)) if i != index]
         if rest:
-            without = refit(donor.proxy, [rows[i] for i in rest], [times[i] for i in rest])
+            without = refit(proxy, [rows[i] for i in rest], [times[i] for i in rest])
             errors.append(abs(without.predict(row) - time) / time)
-    proxy = refit(donor.proxy, rows, times)
-    return Refitted(proxy, max(errors, default=0.0))
+    return refit(proxy, rows, times), max(errors)
