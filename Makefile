@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak pictures bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak bench-startup pictures bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
 
 setup: $(STAMP)
 
@@ -53,6 +53,9 @@ bench-serve: setup
 
 bench-soak: setup
 	$(BIN)/python benchmarks/soak.py
+
+bench-startup: setup
+	$(BIN)/python benchmarks/startup.py
 
 bench-fuzz: setup
 	$(BIN)/python benchmarks/fuzz.py

@@ -28,8 +28,9 @@ from t3c.device import calibrate as calibration
 from t3c.device import measured as layer_times
 from t3c.device import transfer
 from t3c.device.calibrate import CalibrationConfig
-from t3c.device.grid import work_of
-from t3c.device.measured import Subject
+from t3c.device.execution import Execution
+from t3c.device.predict import work_of
+from t3c.device.timed import Timed
 from t3c.evidence import audit as auditing
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
@@ -84,16 +85,16 @@ def counted(
 
 
 def counted_profiles(
-    run: calibration._Run, chain: Mapping[str, Subject], grid: Mapping[str, Subject]
-) -> tuple[dict[str, latency.Blocks], dict[str, latency.Blocks]]:
+    run: calibration._Run, chain: Mapping[Timed, Execution], grid: Mapping[Timed, Execution]
+) -> tuple[dict[Timed, latency.Blocks], dict[Timed, latency.Blocks]]:
     """Times of profiles on the device of `counted`: those of their layers, and 0.1 ms besides."""
     price = {"gflop": 10.0, "launch": 0.001, "mb": 0.0}
     prices = [price.get(name.rpartition(".")[2], 0.1) for name in FEATURES]
 
-    def blocks(subjects: Mapping[str, Subject]) -> dict[str, latency.Blocks]:
+    def blocks(executions: Mapping[Timed, Execution]) -> dict[Timed, latency.Blocks]:
         return {
-            name: [[float(work_of(run.artifact, subject) @ prices)] * run.config.rounds]
-            for name, subject in subjects.items()
+            key: [[float(work_of(run.artifact, execution) @ prices)] * run.config.rounds]
+            for key, execution in executions.items()
         }
 
     return blocks(chain), blocks({**chain, **grid}) if grid else {}

@@ -19,8 +19,8 @@ from t3c.artifact.reader import Artifact
 from t3c.convert import ElasticConfig
 from t3c.cost.proxy import PROXIES, Proxy, mape, refit
 from t3c.device.calibrate import calibrate
-from t3c.device.grid import vector_of
 from t3c.device.measured import Watch
+from t3c.device.predict import vector_of
 from t3c.engines import Engine, open_engine
 from t3c.errors import DisturbedError
 from t3c.evidence.audit import Audit, audit

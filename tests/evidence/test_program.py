@@ -25,7 +25,7 @@ from t3c.nn.inputs import call, select, tensors
 def between(made: Made, name: str, dtype: torch.dtype = torch.float64) -> Executed:
     runtime = made.runtime
     bits = runtime.device.weight_bits
-    return executed(runtime.artifact, made.original, runtime.subjects[name], bits, dtype)
+    return executed(runtime.artifact, made.original, runtime.executions[name], bits, dtype)
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "bert", "llama"])

@@ -21,8 +21,9 @@ from t3c.artifact.trim import trim
 from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.cost.work import layer_work, stage_work
 from t3c.device import measured
-from t3c.device.calibrate import subject_of
-from t3c.device.measured import Subject, describe, time_group, time_layer
+from t3c.device.execution import Execution, execution_of
+from t3c.device.machine import describe
+from t3c.device.measured import time_group, time_layer
 from t3c.engines import ENGINES, open_engine
 from t3c.engines.torch import TorchSession
 from t3c.errors import CorruptError, SpecError
@@ -269,15 +270,15 @@ def test_certificates_are_of_the_aligned_weights(net: Written) -> None:
     artifact, original = net.artifact, beside(net.artifact, to_original(net.model))
     profile = artifact.manifest.chain["mid"]
     forms = dict.fromkeys(profile.points, Form.ALIGNED)
-    subject = Subject(profile, forms, artifact.ranges("mid"))
-    one = executed(artifact, original, subject, 8, torch.float64)
+    execution = Execution(profile, forms, artifact.ranges("mid"))
+    one = executed(artifact, original, execution, 8, torch.float64)
     program, x = Program(artifact, torch.float64), [torch.from_numpy(X).double()]
     served = TorchSession(graph(artifact, "mid", Form.ALIGNED)).run([X])
     assert relative([program(one, x, 1.0).numpy()], served) < 5e-3
     cases = worst_cases(program, one, norms_of(program, one), x)
     drift = (program(one, x, 1.0) - program(one, x)).norm(dim=1).numpy()
     assert (drift <= [case.bound for case in cases]).all()
-    factored = replace(subject, forms=dict.fromkeys(forms, Form.FACTORED))
+    factored = replace(execution, forms=dict.fromkeys(forms, Form.FACTORED))
     other = executed(artifact, original, factored, 8, torch.float64)
     gap = one.layers["first"].change - other.layers["first"].change
     assert 0 < float(gap.norm()) < 0.05 * float(one.layers["first"].weight.norm())
@@ -382,16 +383,16 @@ def test_a_table_of_forms_the_artifact_has_not_is_refused(net: Written) -> None:
         content=net.artifact.content, device=describe(engine), profiles={},
         forms={"mid": aligned, "max": aligned},
     )  # fmt: skip
-    subject = subject_of(net.artifact, table, chain["mid"])
+    execution = execution_of(net.artifact, table, chain["mid"])
     assert (
         relative(
-            engine.compile(subject.graph(net.artifact, 8)).run([X]),
+            engine.compile(execution.graph(net.artifact, 8)).run([X]),
             engine.compile(graph(net.artifact, "mid", Form.ALIGNED)).run([X]),
         )
         == 0
     )
     with pytest.raises(CorruptError, match="in forms its layers do not have"):
-        subject_of(net.artifact, table, chain["max"])
+        execution_of(net.artifact, table, chain["max"])
 
 
 @pytest.mark.usefixtures("briefly")

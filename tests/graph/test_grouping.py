@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_, state_of
-from t3c.device.measured import cpu_name
+from t3c.device.machine import cpu_name
 from t3c.engines import ENGINES, open_engine
 from t3c.engines.protocol import Array
 from t3c.errors import CorruptError, SpecError

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_, state_of
-from t3c.device.measured import Subject
+from t3c.device.execution import Execution
 from t3c.engines import ENGINES, open_engine
 from t3c.engines.onnxruntime import ONNXRuntime, packed_products
 from t3c.engines.openvino import OpenVINO
@@ -324,5 +324,5 @@ def test_profiles_equal_the_exact_reference(
 def test_float_activations_are_asked_for(artifact: Artifact) -> None:
     profile = artifact.manifest.chain["tiny"]
     forms = dict.fromkeys(profile.points, Form.FACTORED)
-    subject = Subject(profile, forms, artifact.ranges("tiny"))
-    assert products(subject.graph(artifact, 8).graph) == []
+    execution = Execution(profile, forms, artifact.ranges("tiny"))
+    assert products(execution.graph(artifact, 8).graph) == []

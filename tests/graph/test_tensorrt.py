@@ -21,7 +21,7 @@ from conftest import Made
 from t3c.artifact.devices import choose_forms
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_, state_of
-from t3c.device.measured import describe
+from t3c.device.machine import describe
 from t3c.engines import open_engine
 from t3c.engines.torch import TorchSession
 from t3c.errors import EngineError

@@ -338,7 +338,7 @@ def test_a_tile_is_told_as_kernels_see_it(rt: Runtime, monkeypatch: Patch) -> No
     dense = tile(spec, LayerPoint(8, 4), Form.DENSE)
     assert dense == f"rank 8 at 4 bits, dense 24x40, tile {spec.tile}"
     specs = rt.artifact.manifest.specs.values()
-    assert rejected_tiles(rt.engine, specs, rt.subjects["med"]) == []
+    assert rejected_tiles(rt.engine, specs, rt.executions["med"]) == []
     monkeypatch.setattr(rt.engine, "compile", _raise)
-    every = rejected_tiles(rt.engine, specs, rt.subjects["med"])
+    every = rejected_tiles(rt.engine, specs, rt.executions["med"])
     assert [line.split(":")[0] for line in every] == [spec.name for spec in specs]

@@ -8,11 +8,8 @@ name; the states of a model that carries some follow its inputs, and what they b
 
 from __future__ import annotations
 
-import logging
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +26,7 @@ from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET, STATE, elastic_layer
 from t3c.errors import ConvertError, SpecError
 from t3c.nn.inputs import Inputs, call, tensors
 from t3c.nn.parametrized import WithParameters
+from t3c.silence import silenced
 from t3c.spec import LayerSpec
 
 Floats = npt.NDArray[np.float32]
@@ -210,7 +208,7 @@ def example_states(
 
 def _exported(model: nn.Module, args: tuple[Any, ...], shapes: tuple[Any, ...]) -> onnx.ModelProto:
     try:
-        with _quiet():
+        with silenced("torch.onnx"):
             program = torch.onnx.export(
                 model, args, dynamo=True, opset_version=OPSET, dynamic_shapes=shapes, verbose=False
             )
@@ -341,17 +339,3 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         node.output[:] = [names.get(n, n) for n in node.output]
         node.doc_string = ""
         del node.metadata_props[:]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter's own chatter, kept from the user for the length of a block."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

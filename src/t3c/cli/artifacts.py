@@ -10,12 +10,11 @@ from rich.table import Table
 
 from t3c.artifact.reader import Artifact
 from t3c.cli import text
-from t3c.cli.app import (
+from t3c.cli.console import (
     ArtifactArg,
     EngineOpt,
     JsonOpt,
     ThreadsOpt,
-    app,
     err,
     need,
     out_console,
@@ -30,7 +29,6 @@ from t3c.runtime.tokens import Tokenizer, text_inputs
 from t3c.spec import Budget
 
 
-@app.command()
 def inspect(
     artifact: ArtifactArg,
     verify: Annotated[bool, typer.Option("--verify", help="Recompute the hashes")] = False,
@@ -57,7 +55,6 @@ def inspect(
     console.print(f"content {summary['content']}{', content hashes verified' if verify else ''}")
 
 
-@app.command()
 def run(
     artifact: ArtifactArg,
     input: Annotated[  # noqa: A002
@@ -125,7 +122,6 @@ def _check_given(file: Path | None, prompt: str | None, option: str | None) -> N
         raise SpecError(f"--{option} goes with --prompt, not with --input")
 
 
-@app.command()
 def bench(
     artifact: ArtifactArg,
     engine: EngineOpt = "openvino",
@@ -165,7 +161,6 @@ def bench(
         print_variants(payload)
 
 
-@app.command()
 def report(
     artifact: ArtifactArg,
     measured: Annotated[

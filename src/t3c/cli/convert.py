@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from t3c.cli.app import JsonOpt, app, need, out_console, print_json, progress
+from t3c.cli.console import JsonOpt, need, out_console, print_json, progress
 from t3c.errors import SpecError
 
 
-@app.command()
 def convert(
     model: Annotated[
         str, typer.Option(help="A bundled name, a folder, a config.json or a hub name")

@@ -13,22 +13,22 @@ from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, explain_forms
 from t3c.artifact.merge import merge, read_table
 from t3c.artifact.reader import DEVICES, Artifact
-from t3c.cli.app import (
+from t3c.cli.console import (
     ArtifactArg,
     EngineOpt,
     JsonOpt,
     ThreadsOpt,
-    app,
     err,
     out_console,
     print_json,
     progress,
     watcher,
 )
-from t3c.device.calibrate import CalibrationConfig, about, subject_of
+from t3c.device.calibrate import CalibrationConfig, about
 from t3c.device.calibrate import calibrate as run_calibration
+from t3c.device.execution import execution_of
 from t3c.device.journal import Journal
-from t3c.device.measured import describe
+from t3c.device.machine import describe
 from t3c.device.transfer import calibrate_quickly
 from t3c.engines import open_engine
 from t3c.errors import DataError
@@ -42,7 +42,6 @@ from t3c.runtime.runtime import load
 BusyOpt = Annotated[bool, typer.Option("--busy", help="Measure although other processes run")]
 
 
-@app.command()
 def calibrate(
     artifact: ArtifactArg,
     engine: EngineOpt = "openvino",
@@ -105,7 +104,7 @@ def add_tables(artifact: Artifact, paths: list[Path], as_json: bool) -> None:
     tables = [read_table(artifact, path) for path in paths]
     for table in tables:
         for profile in artifact.manifest.chain:
-            subject_of(artifact, table, profile)  # refused if it is not of these layers
+            execution_of(artifact, table, profile)  # refused if it is not of these layers
     for table in tables:
         path = artifact.path / DEVICES / f"{table.device.key}.json"
         path.parent.mkdir(exist_ok=True)
@@ -138,7 +137,6 @@ def form_rows(artifact: Artifact, table: DeviceTable) -> list[dict[str, object]]
     return rows
 
 
-@app.command()
 def audit(
     artifact: ArtifactArg,
     budgets: Annotated[int, typer.Option(min=1, help="How many budgets to draw")] = 1000,

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from t3c.cli.app import err, print_json
+from t3c.cli.console import err, print_json
 from t3c.report.terminal import answer_json, cell, explain_choice
 from t3c.runtime.generating import Token, Writing
 from t3c.runtime.runtime import Answer, Runtime

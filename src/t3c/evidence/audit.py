@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from t3c.device.measured import example_inputs, runners
+from t3c.device.execution import example_inputs
+from t3c.device.measured import runners
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, SpecError
 from t3c.measure.latency import interleave, paced

@@ -200,7 +200,7 @@ class _Evidence:
         self.worst: dict[str, list[WorstCase]] = {}
 
         def at(name: str, dtype: torch.dtype) -> Executed:
-            return executed(artifact, original, runtime.subjects[name], bits, dtype)
+            return executed(artifact, original, runtime.executions[name], bits, dtype)
 
         names = [profile.name for profile in runtime.chain]
         profiles = {name: at(name, torch.float32) for name in names}

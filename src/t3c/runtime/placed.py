@@ -9,9 +9,9 @@ import onnx
 from t3c.artifact.devices import DeviceTable, choose_forms
 from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.reader import Artifact
-from t3c.device.calibrate import subject_of
-from t3c.device.measured import Subject, describe
-from t3c.device.transfer import nearest, transferred
+from t3c.device.execution import Execution, certified_forms, execution_of, possible
+from t3c.device.machine import describe
+from t3c.device.predict import nearest, transferred
 from t3c.engines import Engine
 from t3c.errors import CorruptError
 from t3c.runtime.select import Candidate
@@ -31,8 +31,8 @@ class Placed:
         self.chain = artifact.manifest.chain
         self.table, self.note = self._find_table(artifact.devices())
         ledger = artifact.ledger()
-        self.subjects = {p.name: self._subject(p, ledger) for p in self.chain}
-        self.forms = {name: dict(subject.forms) for name, subject in self.subjects.items()}
+        self.executions = {p.name: self._execution(p, ledger) for p in self.chain}
+        self.forms = {name: dict(execution.forms) for name, execution in self.executions.items()}
         self.certified = self._find_certificates(ledger)
         self.certificates = {name: found for name, (found, _) in self.certified.items()}
         self.candidates = [self._candidate(p) for p in self.chain]
@@ -40,7 +40,7 @@ class Placed:
 
     def graph(self, profile: str) -> onnx.ModelProto:
         """The graph the engine runs for a profile."""
-        return self.subjects[profile].graph(self.artifact, self.device.weight_bits)
+        return self.executions[profile].graph(self.artifact, self.device.weight_bits)
 
     def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, str]:
         """This device's table, else one made from the nearest device's; and what to say of it."""
@@ -53,21 +53,18 @@ class Placed:
         table = transferred(self.artifact, donor, tables, self.device)
         return table, f"this device was not calibrated: latencies are from {table.source}"
 
-    def _subject(self, profile: Profile, ledger: Ledger | None) -> Subject:
+    def _execution(self, profile: Profile, ledger: Ledger | None) -> Execution:
         """The profile as this device executes it."""
         if self.table is not None:
-            return subject_of(self.artifact, self.table, profile)
-        forms = choose_forms((), self.artifact.manifest.specs, profile.points)
-        for certification in reversed(ledger.on(self.engine.name)) if ledger else ():
-            if certification.weight_bits == self.device.weight_bits:
-                forms = certification.forms.get(profile.name, forms)
+            return execution_of(self.artifact, self.table, profile)
         specs = self.artifact.manifest.specs
-        possible = {name: specs[name].forms(point) for name, point in profile.points.items()}
-        if forms.keys() != possible.keys() or any(f not in possible[n] for n, f in forms.items()):
+        forms = certified_forms(ledger, self.device).get(profile.name)
+        forms = forms or choose_forms((), specs, profile.points)
+        if not possible(self.artifact, profile, forms):
             raise CorruptError(
                 f"{self.artifact.path}: its certificates are of forms its layers do not have"
             )
-        return Subject(profile, forms, self.artifact.ranges(profile.name))
+        return Execution(profile, forms, self.artifact.ranges(profile.name))
 
     def _find_certificates(
         self, ledger: Ledger | None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from t3c.device.measured import Subject
+from t3c.device.execution import Execution
 from t3c.engines import Engine
 from t3c.errors import EngineError
 from t3c.graph.assemble import example_input, synthetic_layer
 from t3c.spec import Form, LayerPoint, LayerSpec
 
 
-def rejected_tiles(engine: Engine, specs: Iterable[LayerSpec], subject: Subject) -> list[str]:
+def rejected_tiles(engine: Engine, specs: Iterable[LayerSpec], execution: Execution) -> list[str]:
     """The layers of a profile that the engine refuses even alone, with the tiles it was given."""
     found = []
     for spec in specs:
-        point, form = subject.profile.points[spec.name], subject.forms[spec.name]
+        point, form = execution.profile.points[spec.name], execution.forms[spec.name]
         try:
             engine.compile(synthetic_layer(spec, point, form)).run([example_input(spec)])
         except EngineError as error:

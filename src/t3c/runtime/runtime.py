@@ -17,7 +17,7 @@ import onnx
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.control.proposed import Controlled
-from t3c.device.measured import example_inputs
+from t3c.device.execution import example_inputs
 from t3c.engines import Session, open_engine
 from t3c.engines.cache import CompileCache, default_folder
 from t3c.engines.protocol import Array
@@ -87,7 +87,7 @@ class Runtime:
         self.placed, self.artifact, self.engine = placed, artifact, placed.engine
         self.device, self.chain = placed.device, placed.chain
         self.table, self.note = placed.table, placed.note
-        self.subjects, self.forms = placed.subjects, placed.forms
+        self.executions, self.forms = placed.executions, placed.forms
         self.certificates = placed.certificates
         self.counters, self.signals = Counters(), Signals()
         names = [profile.name for profile in self.chain]
@@ -375,7 +375,7 @@ class Runtime:
             if profile in self.refused:
                 return
             specs = self.artifact.manifest.specs.values()
-            tiles = rejected_tiles(self.engine, specs, self.subjects[profile])
+            tiles = rejected_tiles(self.engine, specs, self.executions[profile])
             self.chooser.refuse(profile, "; ".join([str(error), *tiles]))
         self.counters.add("fallback", profile)
         self.counters.event("fallback", profile=profile, error=error, rejected=tiles)

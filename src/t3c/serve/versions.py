@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from t3c.artifact.manifest import ModelEntry, TensorEntry
-from t3c.device.measured import example_inputs
+from t3c.device.execution import example_inputs
 from t3c.errors import ArtifactError, EngineError, SpecError
 from t3c.runtime.monitor import MonitorConfig
 from t3c.runtime.runtime import Runtime, load
