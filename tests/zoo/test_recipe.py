@@ -204,7 +204,7 @@ def test_values_of_another_type_are_not_read_as_if(file: Path, line: str) -> Non
         ("train: {objective: {distill: -1}}", "train.objective: distill must be at least 0"),
         ("train: 3", "train is a mapping of settings, got 3"),
         ("train: [steps, 3]", "train is a mapping of settings"),
-        ("blocks: {mix: 2}", "blocks: mix must be in"),
+        ("blocks: {batch: 0}", "blocks: batch must be at least 1"),
         ("elastic: {bits: [8, 4]}", "elastic: bits must rise"),
         ("elastic: {convolution: svd}", "elastic: convolution must be one of tucker1, tucker2, cp"),
         ("elastic: {convolution: cpp}", "elastic.convolution should be 'none', 'svd'"),
