@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,10 @@ def cifar10() -> Tables:
         done = train_recipe(
             load_recipe(RECIPE), WORK / "cifar10", resume=True, say=say, watch=watcher(bar)
         )
-    rows = [flat(row) | {"model": done.subject.name, "samples": done.samples} for row in done.rows]
+    rows = [
+        flat(asdict(row)) | {"model": done.subject.name, "samples": done.samples}
+        for row in done.rows
+    ]
     return {"profiles": rows}
 
 

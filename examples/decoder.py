@@ -38,13 +38,14 @@ from t3c.zoo.corpora import corpus_tokens, read_text
 SHARES = (0.6, 0.8)  # where the part to train on ends, and the part to calibrate with
 LEAST, MOST = 27, 100  # windows to calibrate with: what certificates need, and enough for them
 STATISTICS, TESTED = 64, 5_000  # windows that factors suit, tokens to test on at most
-BATCH, WRITTEN, ROUNDS, WORST = 4, 16, 10, 0.3  # drift, by estimate, of the smallest profile
+BATCH, WRITTEN, ROUNDS = 4, 16, 10
+GOAL = t3c.Goal(worst_drift=0.3)  # by estimate, of the smallest profile
 AXES = {"input_ids": {1: "sequence"}}
 FEW = EstimateConfig(samples=2, path_samples=0)  # logits are many: more would take minutes
 EXPORT = t3c.ExportConfig(  # no cold starts, worst case or monitor, for the same reason
-    activations="float", worst_drift=WORST,
+    goal=GOAL, activations="float",
     certificate=t3c.CertifyConfig(estimates=FEW, worst_samples=0, monitor=False),
-    calibration=CalibrationConfig(rounds=60, grid=0, busy=True, starts=False),
+    timing=CalibrationConfig(rounds=60, grid=0, busy=True, starts=False),
 )  # fmt: skip
 Ids = npt.NDArray[np.int64]
 
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> None:
     training = t3c.TrainConfig(
-        steps=given.steps, loss="language_modelling", worst_drift=WORST, precision="auto"
+        steps=given.steps, loss="language_modelling", goal=GOAL, precision="auto"
     )
     if given.tokens < 2 or not given.prompt.strip():
         raise DataError("give a prompt, and at least 2 tokens to write after it")

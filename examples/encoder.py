@@ -34,11 +34,12 @@ from t3c.runtime.tokens import Tokenizer, text_inputs
 SHARES = (0.6, 0.2, 0.2)  # to train on, to calibrate and certify with, to test
 LEAST, MOST = 27, 600  # sentences to calibrate with: what certificates need, and enough for them
 STATISTICS = 512  # sentences that factors are made to suit
-BATCH, ROUNDS, SEED, WORST = 32, 100, 3407, 0.8  # drift, by estimate, of the smallest profile
+BATCH, ROUNDS, SEED = 32, 100, 3407
+GOAL = t3c.Goal(worst_drift=0.8, size_weight=0.3)  # by estimate, of the smallest profile
 EXPORT = t3c.ExportConfig(  # without cold starts, worst case and monitor, which take minutes more
-    worst_drift=WORST, size_weight=0.3,
+    goal=GOAL,
     certificate=t3c.CertifyConfig(worst_samples=0, monitor=False),
-    calibration=CalibrationConfig(rounds=60, grid=0, busy=True, starts=False),
+    timing=CalibrationConfig(rounds=60, grid=0, busy=True, starts=False),
 )  # fmt: skip
 
 
@@ -58,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(given: argparse.Namespace) -> None:
-    training = t3c.TrainConfig(
-        steps=given.steps, learning_rate=1e-4, worst_drift=WORST, precision="auto"
-    )
+    training = t3c.TrainConfig(steps=given.steps, learning_rate=1e-4, goal=GOAL, precision="auto")
     loaded = load_encoder(given.folder)
     model, tokenizer = loaded.model, loaded.tokenizer
     if tokenizer is None:

@@ -37,7 +37,7 @@ from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.measure import latency
-from t3c.spec import Form, LayerPoint, LayerSpec, Profile
+from t3c.spec import Form, Goal, LayerPoint, LayerSpec, Profile
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
 
@@ -190,7 +190,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
         exported = export(
             model, folder / "small.t3c", [digits.calibration],
             ExportConfig(
-                calibration=quick(30, grid=9), worst_drift=2.0,
+                timing=quick(30, grid=9), goal=Goal(worst_drift=2.0),
                 certificate=CertifyConfig(estimates=EstimateConfig(samples=4), worst_samples=1),
             ),
             image=IMAGE, classes=CLASSES,

@@ -17,6 +17,7 @@ from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError
 from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import select
+from t3c.spec import Goal
 from t3c.zoo.decoder import Decoder
 
 VOCABULARY = 100
@@ -66,7 +67,9 @@ def make_decoder(path: Path) -> MadeDecoder:
     samples = {"input_ids": torch.randint(0, VOCABULARY, (60, 8))}
     elasticize_(model, select(samples, slice(0, 2)), calibration=[samples])
     wanted = ExportConfig(
-        profiles=2, calibration=quick(3), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
+        goal=Goal(profiles=2, worst_drift=1.0),
+        timing=quick(3),
+        certificate=replace(LIGHT, delta=0.1),
     )
     with pytest.MonkeyPatch.context() as patch:
         supply_times(patch)

@@ -93,10 +93,10 @@ def test_runtime_never_needs_training() -> None:
 def test_public_names() -> None:
     assert sorted(t3c.__all__) == [
         "BlockConfig", "Budget", "Certificate", "CertifyConfig", "ElasticConfig", "ExportConfig",
-        "ImageSpec", "Keep", "LayerPoint", "MonitorConfig", "Pressure", "Profile", "Request",
-        "Runtime", "T3CError", "TextSpec", "TrainConfig", "__version__", "certify_artifact",
-        "elasticize_", "export", "fit", "load", "plan_conversion", "reconstruct", "settle_",
-        "smooth_", "trim", "write_original",
+        "Goal", "ImageSpec", "Keep", "LayerPoint", "MonitorConfig", "Objective", "Pressure",
+        "Profile", "Request", "Runtime", "T3CError", "TextSpec", "TrainConfig", "__version__",
+        "certify_artifact", "elasticize_", "export", "fit", "load", "plan_conversion",
+        "reconstruct", "settle_", "smooth_", "trim", "write_original",
     ]  # fmt: skip
     assert all(getattr(t3c, name) is not None for name in t3c.__all__)
 

@@ -22,6 +22,7 @@ from t3c.convert import elasticize_
 from t3c.exporter import ExportConfig, export
 from t3c.runtime.runtime import load
 from t3c.runtime.tokens import Tokenizer
+from t3c.spec import Goal
 from test_cli import ok, one_object, refused, t3c, typed
 
 pytestmark = pytest.mark.usefixtures("briefly")
@@ -54,7 +55,9 @@ def sentiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = Sentiment().eval()
     elasticize_(model, {n: v[:2] for n, v in samples.items()}, calibration=[samples])
     wanted = ExportConfig(
-        profiles=2, calibration=quick(3), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
+        goal=Goal(profiles=2, worst_drift=1.0),
+        timing=quick(3),
+        certificate=replace(LIGHT, delta=0.1),
     )
     with pytest.MonkeyPatch.context() as patch:
         supply_times(patch)

@@ -24,7 +24,7 @@ from t3c.cost.work import stored_bytes
 from t3c.exporter.allocate import affordable, measured_shares
 from t3c.nn.inputs import Inputs, select
 from t3c.spec import Profile
-from t3c.zoo.training import outputs, paired_difference
+from t3c.zoo.views import outputs, paired_difference
 
 Options = Mapping[str, Sequence[Option]]
 Path = list[Allocation]
@@ -91,7 +91,7 @@ def ablation_rows(
         rows.append(
             {
                 "variant": name, "detail": detail, "accuracy": float(right.float().mean()),
-                "drop": gap["difference"], "drop_low": gap["low"], "drop_high": gap["high"],
+                "drop": gap.difference, "drop_low": gap.low, "drop_high": gap.high,
                 "p50": math.fsum(specs[n].runs * best[n, p.rank] for n, p in points),
                 "size_mb": sum(stored_bytes(specs[n], p) for n, p in points) / MB,
                 "violations": int(found.cost > target * (1 + 1e-6)),

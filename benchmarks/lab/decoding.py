@@ -17,7 +17,7 @@ from t3c.engines.decode import Generation
 from t3c.engines.protocol import Array
 from t3c.measure.latency import quantiles
 from t3c.spec import Latency
-from t3c.zoo.training import Z95
+from t3c.zoo.views import Z95
 
 BESIDE = "ptq8w"  # weights in 8 bits, activations float: what decoders are compressed to
 AT_ONCE = 4  # windows that are read together

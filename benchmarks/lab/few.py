@@ -15,7 +15,7 @@ from t3c.spec import ProfileChain
 from t3c.train import BlockConfig, TrainConfig, fit, reconstruct
 from t3c.train.losses import loss_of
 from t3c.train.targets import find_targets
-from t3c.zoo.training import outputs, tested
+from t3c.zoo.views import outputs, tested
 
 Say = Callable[[str], object]
 
@@ -28,7 +28,7 @@ def few_rows(
     elasticize_(found.model, found.example, calibration=found.statistics[: samples // 64])
     part = (found.test[0][:test], found.test[1][:test])
     config = TrainConfig(steps=steps)
-    profiles = find_targets(found.model, found.train[0][:samples], config).profiles
+    profiles = find_targets(found.model, found.train[0][:samples], config.goal).profiles
     original = outputs(state_of(found.model).original, None, part)
     rows: list[dict[str, Any]] = []
 

@@ -22,7 +22,8 @@ from t3c.engines import Session
 from t3c.evidence.shift import seen_features
 from t3c.graph.watching import watched
 from t3c.runtime.monitor import Monitor
-from t3c.train import TrainConfig, fit
+from t3c.train import Objective, TrainConfig, fit
+from t3c.train.config import CertificateTerm
 from t3c.zoo.cifar10 import imagenet_as_cifar
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
 
@@ -134,8 +135,12 @@ def penalty_rows(blocks: int = 12, steps: int = 10) -> list[Row]:
     elasticize_(model, digits.train[0][:2], calibration=digits.loader(64))
     kinds = {
         "none": TrainConfig(steps=steps),
-        "first_order": TrainConfig(steps=steps, certificate=0.1),
-        "spectral": TrainConfig(steps=steps, certificate=1e-3, certificate_kind="spectral"),
+        "first_order": TrainConfig(steps=steps, objective=Objective(certificate=0.1)),
+        "spectral": TrainConfig(
+            steps=steps,
+            objective=Objective(certificate=1e-3),
+            certificate=CertificateTerm("spectral"),
+        ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     batches = list(digits.loader(32))

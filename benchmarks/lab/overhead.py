@@ -42,9 +42,7 @@ def overhead_rows(
     say(f"{subject}: preparing t3c")
     started = time.perf_counter()
     elasticize_(found.model, found.example, calibration=found.statistics)
-    config = config or TrainConfig(
-        steps=rounds + WARM, augmentations=("crop_and_flip",), certificate=0.0
-    )
+    config = config or TrainConfig(steps=rounds + WARM, augmentations=("crop_and_flip",))
     run = Run(found.model, found.batches(batch, config.seed), config, None)
     before["t3c"] = time.perf_counter() - started
     network = _network(found, config)

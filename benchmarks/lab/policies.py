@@ -25,7 +25,7 @@ from t3c.train.losses import classification
 from t3c.train.policy_net import ControllerConfig
 from t3c.train.targets import Targets, find_targets
 from t3c.train.terrain import Terrain
-from t3c.zoo.training import View, outputs, tested
+from t3c.zoo.views import View, outputs, tested
 
 SEEDS = (3407, 2025, 9157)
 BUDGETS = 8
@@ -64,7 +64,7 @@ def study(subject: str, steps: int, batch: int, count: int, seed: int) -> Study:
     config = TrainConfig(steps=steps, seed=seed)
     fit(found.model, found.batches(batch, seed), config, image=found.image)
     rewarded = (found.validation[0][:REWARDED], found.validation[1][:REWARDED])
-    targets = find_targets(found.model, rewarded[0], config)
+    targets = find_targets(found.model, rewarded[0], config.goal)
     return Study(found.model, targets, rewarded, (found.test[0][:count], found.test[1][:count]))
 
 

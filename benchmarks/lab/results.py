@@ -176,8 +176,8 @@ class Results:
             assert runtime.table is not None
             rows = ablation_rows(
                 self._model(seed, self.trained(seed)), self.subject.calibration,
-                runtime.table.layers, profiles[len(profiles) // 2], self.spec.export.size_weight,
-                (test, labels), watch=self.watch,
+                runtime.table.layers, profiles[len(profiles) // 2],
+                self.spec.export.goal.size_weight, (test, labels), watch=self.watch,
             )  # fmt: skip
             return {"rows": rows}
 

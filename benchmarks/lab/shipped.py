@@ -29,6 +29,7 @@ from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import Inputs, batches_of
 from t3c.runtime.runtime import Runtime
+from t3c.spec import Goal
 from t3c.zoo.decoder import Decoder
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
 from t3c.zoo.local import imagenet_sample, resnet50
@@ -38,7 +39,7 @@ Say = Callable[[str], object]
 Row = dict[str, Any]
 # What is compared are bytes and calls: certificates and proxies are kept short.
 LIGHT = ExportConfig(
-    calibration=CalibrationConfig(rounds=30, grid=0, busy=True, starts=False),
+    timing=CalibrationConfig(rounds=30, grid=0, busy=True, starts=False),
     certificate=CertifyConfig(
         estimates=EstimateConfig(samples=2, path_samples=0), worst_samples=0, monitor=False
     ),
@@ -158,7 +159,7 @@ def _resnet50(statistics: int = 64, calibration: int = 96) -> Subject:
 
 def _stories15m(statistics: int = 64, calibration: int = 96, length: int = 32) -> Subject:
     known = stories_tokens("train", statistics + calibration, length)
-    config = replace(LIGHT, activations="float", worst_drift=0.3)
+    config = replace(LIGHT, activations="float", goal=Goal(worst_drift=0.3))
     return Subject(
         "stories15m", Decoder(stories15m()), {"input_ids": known[:statistics]},
         {"input_ids": known[statistics:]}, config, {"input_ids": {1: "sequence"}},

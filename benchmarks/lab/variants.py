@@ -13,7 +13,7 @@ from t3c.device.measured import time_sessions
 from t3c.engines import Session
 from t3c.engines.protocol import Array
 from t3c.spec import Latency
-from t3c.zoo.training import paired_difference
+from t3c.zoo.views import paired_difference
 
 MB = 1e6
 BATCH = 50  # test samples that are answered together: an answer does not depend on the others
@@ -92,8 +92,8 @@ class Compared:
             rows.append(
                 {
                     "name": name, "method": variant.method, "accuracy": float(mine.mean()),
-                    "samples": len(full), "drop": gap["difference"], "drop_low": gap["low"],
-                    "drop_high": gap["high"], "drift": float(self.drifts(name).mean()),
+                    "samples": len(full), "drop": gap.difference, "drop_low": gap.low,
+                    "drop_high": gap.high, "drift": float(self.drifts(name).mean()),
                     **costs(self, name, "ptq8"),
                 }
             )  # fmt: skip

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from t3c.runtime.monitor import MonitorConfig
     from t3c.runtime.runtime import Runtime, load
     from t3c.runtime.signals import Pressure
-    from t3c.spec import Budget, Certificate, ImageSpec, LayerPoint, Profile, TextSpec
-    from t3c.train import BlockConfig, Keep, TrainConfig, fit, reconstruct
+    from t3c.spec import Budget, Certificate, Goal, ImageSpec, LayerPoint, Profile, TextSpec
+    from t3c.train import BlockConfig, Keep, Objective, TrainConfig, fit, reconstruct
 
 __all__ = [
     "BlockConfig",
@@ -33,10 +33,12 @@ __all__ = [
     "CertifyConfig",
     "ElasticConfig",
     "ExportConfig",
+    "Goal",
     "ImageSpec",
     "Keep",
     "LayerPoint",
     "MonitorConfig",
+    "Objective",
     "Pressure",
     "Profile",
     "Request",
@@ -61,6 +63,7 @@ __all__ = [
 _LAZY = {
     "Budget": "t3c.spec",
     "Certificate": "t3c.spec",
+    "Goal": "t3c.spec",
     "ImageSpec": "t3c.spec",
     "LayerPoint": "t3c.spec",
     "Profile": "t3c.spec",
@@ -83,6 +86,7 @@ _LAZY = {
     "load": "t3c.runtime.runtime",
     "BlockConfig": "t3c.train",
     "Keep": "t3c.train",
+    "Objective": "t3c.train",
     "TrainConfig": "t3c.train",
     "fit": "t3c.train",
     "reconstruct": "t3c.train",

@@ -333,7 +333,7 @@ def test_a_full_disk(made: Made, tmp_path: Path) -> None:
         with staged(final) as staging:
             fill(staging, "old")
         with pytest.raises(ArtifactError, match=r"cannot be written: .*No space left"):
-            export(made.model, final, [made.digits.calibration], ExportConfig(calibration=quick(1)))
+            export(made.model, final, [made.digits.calibration], ExportConfig(timing=quick(1)))
         with pytest.raises(ArtifactError, match="No space left"):
             write_atomic(final / "ledger.json", b"x" * 100_000)
         assert (final / MANIFEST).read_text() == "old"

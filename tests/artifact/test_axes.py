@@ -28,6 +28,7 @@ from t3c.graph.assemble import assemble
 from t3c.nn.inputs import call, select
 from t3c.nn.view import at
 from t3c.runtime.runtime import Runtime
+from t3c.spec import Goal
 
 transformers = pytest.importorskip("transformers")
 LENGTHS = (3, 7, 16)
@@ -90,7 +91,9 @@ def free(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     elasticize_(model, select(samples, slice(0, 2)), calibration=[samples])
     path = tmp_path_factory.mktemp("free") / "m.t3c"
     wanted = ExportConfig(
-        profiles=2, calibration=quick(3), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
+        goal=Goal(profiles=2, worst_drift=1.0),
+        timing=quick(3),
+        certificate=replace(LIGHT, delta=0.1),
     )
     with pytest.MonkeyPatch.context() as patch:
         supply_times(patch)

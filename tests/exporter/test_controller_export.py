@@ -27,6 +27,7 @@ from t3c.convert import elasticize_, state_of, units
 from t3c.errors import SpecError
 from t3c.exporter import ExportConfig, allocate, content, export
 from t3c.exporter.allocate import DEVICE, Allocated, sample_drift
+from t3c.spec import Goal
 from t3c.train.policy_net import Controller, ControllerConfig
 
 SEEING = "layer 3"
@@ -67,8 +68,8 @@ def exported(
             patch.setattr(content, "write", remember)
             path = folder / f"{kind}.t3c"
             config = ExportConfig(
-                threads=1, profiles=4, worst_drift=2.0, calibration=quick(5), certificate=LIGHT,
-                proposals=kind,  # type: ignore[arg-type]
+                threads=1, goal=Goal(profiles=4, worst_drift=2.0), timing=quick(5),
+                certificate=LIGHT, proposals=kind,  # type: ignore[arg-type]
                 controller=ControllerConfig(steps=40, hidden=8, summary_units=(SEEING,)),
             )  # fmt: skip
             export(model, path, [samples], config)

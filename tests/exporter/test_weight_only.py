@@ -21,9 +21,10 @@ from t3c.evidence.estimates import EstimateConfig
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.graph.int4 import products
 from t3c.graph.tensorrt import write_tensorrt
+from t3c.spec import Goal
 
 CONFIG = ExportConfig(
-    activations="float", worst_drift=1.0, profiles=3, calibration=quick(3),
+    activations="float", goal=Goal(profiles=3, worst_drift=1.0), timing=quick(3),
     certificate=CertifyConfig(
         delta=0.1, estimates=EstimateConfig(samples=4), worst_samples=4
     ),

@@ -20,7 +20,7 @@ from t3c.engines import ENGINES
 from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import Inputs, call, select, tensors
 from t3c.quant.policy import RankTiedBits
-from t3c.spec import Factorization
+from t3c.spec import Factorization, Goal
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("briefly")
@@ -123,7 +123,9 @@ def test_from_a_model_to_answers_on_every_engine(
     assert report.error < 1e-4
     assert any(len(layer.ranks) > 1 for layer in report.converted)
     wanted = ExportConfig(
-        profiles=2, calibration=quick(3), worst_drift=1.0, certificate=replace(LIGHT, delta=0.1)
+        goal=Goal(profiles=2, worst_drift=1.0),
+        timing=quick(3),
+        certificate=replace(LIGHT, delta=0.1),
     )
     exported = export(model, tmp_path / "m.t3c", [samples], wanted)
     assert [profile.name for profile in exported.profiles] == ["tiny", "max"]

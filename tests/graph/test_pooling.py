@@ -19,8 +19,9 @@ from t3c.exporter import ExportConfig, export
 from t3c.graph import assemble
 from t3c.graph.context import float_outputs
 from t3c.runtime.runtime import Runtime
+from t3c.spec import Goal
 
-CONFIG = ExportConfig(worst_drift=1.0, profiles=2, calibration=quick(3), certificate=LIGHT)
+CONFIG = ExportConfig(goal=Goal(profiles=2, worst_drift=1.0), timing=quick(3), certificate=LIGHT)
 IMAGES = torch.randn(240, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 

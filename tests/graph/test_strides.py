@@ -18,8 +18,9 @@ from t3c.convert import elasticize_
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.torch import TorchSession
 from t3c.exporter import ExportConfig, export
+from t3c.spec import Goal
 
-CONFIG = ExportConfig(worst_drift=1.0, profiles=2, calibration=quick(3), certificate=LIGHT)
+CONFIG = ExportConfig(goal=Goal(profiles=2, worst_drift=1.0), timing=quick(3), certificate=LIGHT)
 IMAGES = torch.randn(240, 3, 15, 16, generator=torch.Generator().manual_seed(0))
 
 

@@ -25,6 +25,7 @@ from t3c.convert import ElasticConfig
 from t3c.engines.openvino import OpenVINO
 from t3c.errors import DataError, SpecError
 from t3c.exporter import ExportConfig
+from t3c.spec import Goal
 from t3c.train import TrainConfig
 from t3c.zoo import subjects
 from t3c.zoo.digits import CLASSES, IMAGE, Digits
@@ -41,9 +42,9 @@ SPEC = ResultsSpec(
     recipe=Recipe(
         "digits", batch=16, samples=32,
         elastic=ElasticConfig(bits=(4, 8), rank_fractions=(0.5,), store_ratio=1.0),
-        train=TrainConfig(steps=2, profiles=3, worst_drift=9.0),
+        train=TrainConfig(steps=2, goal=Goal(profiles=3, worst_drift=9.0)),
         export=ExportConfig(
-            threads=1, profiles=3, worst_drift=9.0, calibration=quick(2), certificate=LIGHT
+            threads=1, goal=Goal(profiles=3, worst_drift=9.0), timing=quick(2), certificate=LIGHT
         ),
     ),
     methods=("ptq8", "lrft"), limits=Limits(0.5, 9.0, 9.0), minutes=0.001, calibrated=8,
@@ -158,7 +159,7 @@ def test_a_change_makes_the_stages_that_it_concerns(
     assert changed(replace(SPEC, ablated=20)) == {"ablations"}
     assert changed(replace(SPEC, minutes=0.002)) == {"lrft", "measured"}
     assert changed(replace(SPEC, options={"lrft": {"rank": 0.4}})) == {"lrft", "measured"}
-    export = replace(SPEC.export, worst_drift=8.0)
+    export = replace(SPEC.export, goal=Goal(profiles=3, worst_drift=8.0))
     other = replace(SPEC, recipe=replace(SPEC.recipe, export=export))
     assert changed(other) == {"t3c-3407", "ablations", "measured"}
     steps = replace(SPEC.recipe, train=replace(SPEC.recipe.train, steps=3))

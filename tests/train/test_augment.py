@@ -475,7 +475,9 @@ def test_augmentation_is_for_images(name: str) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"one of horizontal_flip, .*drop_tokens, got 'blur'"):
+    with pytest.raises(
+        SpecError, match=r"one of horizontal_flip, .*drop_tokens, mixup, cutmix, got 'blur'"
+    ):
         Augmentation(("shift", "blur"))
     with pytest.raises(SpecError, match="color_jitter works on pixel values"):
         Augmentation(("color_jitter",))

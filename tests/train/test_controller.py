@@ -169,9 +169,10 @@ def test_training_is_never_judged_worse_and_helps_where_the_knapsack_is_blind() 
 
 
 @pytest.mark.parametrize("method", ["gumbel", "reinforce"])
-def test_a_bad_policy_learns(method: Any) -> None:
+def test_a_bad_policy_learns(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("t3c.train.controller.ENTROPY", 0.05)
     terrains = {"here": make_terrain(2, units=3)}
-    config = replace(SMALL, method=method, steps=150, learning_rate=0.03, entropy=0.05)
+    config = replace(SMALL, method=method, steps=150, learning_rate=0.03)
     start = fresh(terrains, config)
     with torch.no_grad():
         start.place -= 1.0  # takes the top whatever the budget
@@ -200,8 +201,9 @@ def test_two_runs_agree() -> None:
     assert all(torch.equal(p, q) for p, q in same)
 
 
-def test_a_reward_is_learnt() -> None:
+def test_a_reward_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one unit is worth its cost, which no drift says."""
+    monkeypatch.setattr("t3c.train.controller.ENTROPY", 0.05)
     terrain = make_terrain(5, units=3, points=3)
     worthy = max(terrain.chains, key=lambda unit: len(terrain.chains[unit]))
     calls = []
@@ -210,7 +212,7 @@ def test_a_reward_is_learnt() -> None:
         calls.append(tuple(points.values()))
         return points[worthy].rank / terrain.chains[worthy][-1].point.rank
 
-    config = replace(SMALL, method="reinforce", steps=150, learning_rate=0.03, entropy=0.05)
+    config = replace(SMALL, method="reinforce", steps=150, learning_rate=0.03)
     start = fresh({"here": terrain}, config)
     with torch.no_grad():
         start.place += 1.0  # takes the bottom whatever the budget
@@ -307,7 +309,7 @@ def test_draws_follow_the_logits() -> None:
 
 def test_what_is_refused() -> None:
     terrain = make_terrain(0)
-    bad = {"hidden": 0, "knots": 1, "learning_rate": 0.0, "overrun": -1.0, "method": "evolve"}
+    bad = {"hidden": 0, "learning_rate": 0.0, "isotonic": -1.0, "method": "evolve"}
     for name, value in bad.items():
         with pytest.raises(SpecError, match=name):
             replace(SMALL, **{name: value})

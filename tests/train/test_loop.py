@@ -23,8 +23,9 @@ from oracles import first_order_drift
 from t3c.convert import elasticize_, state_of
 from t3c.errors import ConvertError, DataError, SpecError, TrainError
 from t3c.nn import at, elastic_weights
-from t3c.spec import Profile
-from t3c.train import History, Keep, TrainConfig, fit
+from t3c.spec import Goal, Profile
+from t3c.train import History, Keep, Objective, TrainConfig, fit, loop, terms
+from t3c.train.config import CertificateTerm
 from t3c.zoo.digits import IMAGE, Digits
 
 
@@ -72,12 +73,13 @@ def test_two_runs_agree(model: nn.Module, digits: Digits) -> None:
 
 
 def test_the_certificate_alone_lowers_the_drift_it_predicts(
-    model: nn.Module, digits: Digits
+    model: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(terms, "CERTIFICATE_EVERY", 2)
     x, original = digits.test[0][:32], state_of(model).original
     before = first_order_drift(model, original, low(model), x).mean()
     config = TrainConfig(
-        steps=40, learning_rate=1e-3, distill=0, tail=0, certificate=1, certificate_every=2
+        steps=40, learning_rate=1e-3, objective=Objective(distill=0, certificate=1, tail=0)
     )
     fit(model, digits.loader(8), config)
     assert first_order_drift(model, original, low(model), x).mean() < 0.8 * before
@@ -89,7 +91,7 @@ def test_a_certificate_that_weighs_nothing_leaves_a_run_as_it_was(
     other, before = copy.deepcopy(model), torch.get_rng_state()
     config = TrainConfig(steps=3, masks=True)
     a = fit(model, few(digits), config)
-    kind = replace(config, certificate_kind="spectral", certificate_every=1)
+    kind = replace(config, certificate=CertificateTerm("spectral"))
     b = fit(other, few(digits), kind)
     assert a == b
     assert set(a.terms["certificate"]) == {0.0}
@@ -98,26 +100,34 @@ def test_a_certificate_that_weighs_nothing_leaves_a_run_as_it_was(
 
 
 def test_the_certificate_goes_with_masks(model: nn.Module, digits: Digits) -> None:
-    config = TrainConfig(steps=2, masks=True, certificate=0.1, certificate_every=1)
+    config = TrainConfig(steps=2, masks=True, objective=Objective(certificate=0.1))
     assert min(fit(model, few(digits), config).terms["certificate"]) > 0
 
 
 # Runs that are stopped, and go on.
 
-SHORT = TrainConfig(
-    steps=7, checkpoint_every=2, validate_every=3, anneal=0.3, worst_drift=5.0, learning_rate=1e-2
-)
+SHORT = TrainConfig(steps=7, goal=Goal(worst_drift=5.0), learning_rate=1e-2)
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "gumbel": {"controller": "gumbel"},
-    "reinforce": {"controller": "reinforce", "broad": 0.0},
+    "reinforce": {"controller": "reinforce", "curriculum": "aimed"},
     "masks": {"masks": True},
-    "spectral": {"certificate": 0.1, "certificate_kind": "spectral", "certificate_every": 3},
+    "spectral": {
+        "objective": Objective(certificate=0.1), "certificate": CertificateTerm("spectral"),
+    },
     "augmented": {
-        "full": "trained", "full_every": 3, "augmentations": ("shift", "color_jitter"),
-        "mixing": "both", "label_smoothing": 0.1, "certificate": 0.1,
+        "full": "trained", "augmentations": ("shift", "color_jitter", "mixup", "cutmix"),
+        "label_smoothing": 0.1, "objective": Objective(certificate=0.1),
     },
 }  # fmt: skip
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep, validate and take the certificate several times in a short run."""
+    monkeypatch.setattr(loop, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(loop, "VALIDATIONS", 2)
+    monkeypatch.setattr(terms, "CERTIFICATE_EVERY", 3)
 
 
 class StopError(Exception):
@@ -140,6 +150,7 @@ def as_recorded(folder: Path) -> bytes:
     return (folder / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_stopped_ends_as_if_it_had_not(
     elastic: nn.Module, digits: Digits, tmp_path: Path, kind: str
@@ -169,7 +180,8 @@ import os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from t3c.train import Keep, fit
+from t3c.train import Keep, fit, loop, terms
+loop.CHECKPOINT_EVERY, terms.CERTIFICATE_EVERY = 2, 3
 model, batches, config, folder = torch.load(sys.argv[1], weights_only=False)
 def on_step(step, values):
     if step == 5:
@@ -178,9 +190,13 @@ fit(model, batches, config, keep=Keep(Path(folder)), on_step=on_step)
 """
 
 
+@pytest.mark.usefixtures("often")
 def test_a_run_that_was_killed_goes_on(elastic: nn.Module, digits: Digits, tmp_path: Path) -> None:
     config = replace(
-        SHORT, masks=True, certificate=0.1, certificate_kind="spectral", certificate_every=2
+        SHORT,
+        masks=True,
+        objective=Objective(certificate=0.1),
+        certificate=CertificateTerm(kind="spectral"),
     )
     folder, given = tmp_path / "killed", tmp_path / "given.pt"
     torch.save((elastic, few(digits), config, str(folder)), given)
@@ -207,6 +223,7 @@ def test_a_folder_that_holds_a_run(elastic: nn.Module, digits: Digits, tmp_path:
         ({"learning_rate": 0.5}, "learning_rate 0.01 there, 0.5 here"),
         ({"controller": "gumbel"}, "controller off there, gumbel here"),
         ({"full": "trained", "seed": 1}, "full kept there, trained here, seed 3407 there, 1 here"),
+        ({"goal": Goal()}, "goal.worst_drift 5.0 there, 0.15 here"),
         ({"augmentations": ("shift",)}, r"augmentations \[\] there, \['shift'\] here"),
     ]
     for changed, told in changes:
@@ -215,8 +232,7 @@ def test_a_folder_that_holds_a_run(elastic: nn.Module, digits: Digits, tmp_path:
     assert same_weights(again, elastic)  # what is refused has changed nothing
     steps: list[int] = []
     done = Keep(tmp_path, resume=True)
-    often = replace(config, checkpoint_every=1, validate_every=1)  # these may change
-    found = fit(again, few(digits), often, keep=done, on_step=lambda s, _: steps.append(s))
+    found = fit(again, few(digits), config, keep=done, on_step=lambda s, _: steps.append(s))
     assert found == expected
     assert not steps
     assert same_weights(again, model)
@@ -235,8 +251,9 @@ def test_a_finished_run_with_masks_is_sorted_again(
 
 
 def test_resuming_where_nothing_is_starts_anew(
-    elastic: nn.Module, digits: Digits, tmp_path: Path
+    elastic: nn.Module, digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loop, "VALIDATIONS", 1)
     model, other = copy.deepcopy(elastic), copy.deepcopy(elastic)
     config = replace(SHORT, steps=2)
     with pytest.raises(StopError):  # before any checkpoint
@@ -251,12 +268,13 @@ def test_resuming_where_nothing_is_starts_anew(
 # Validation.
 
 
+@pytest.mark.usefixtures("often")
 def test_validation_is_recorded_at_its_steps(
     model: nn.Module, digits: Digits, tmp_path: Path
 ) -> None:
     held = DataLoader(TensorDataset(*(t[:20] for t in digits.test)), 15, shuffle=True)
     other, before = copy.deepcopy(model), torch.get_rng_state()
-    config = TrainConfig(steps=5, validate_every=2, worst_drift=5.0, label_smoothing=0.1)
+    config = TrainConfig(steps=5, goal=Goal(worst_drift=5.0), label_smoothing=0.1)
     history = fit(model, few(digits), config, validation=held, keep=Keep(tmp_path))
     assert torch.equal(before, torch.get_rng_state())  # though the loader shuffles
     assert list(history.validation) == [1, 3, 4]
@@ -329,21 +347,24 @@ def test_data_that_cannot_be_trained_on(model: nn.Module, digits: Digits) -> Non
         )  # fmt: skip
 
 
-ALONE: dict[str, Any] = {"task": 0, "anchor": 0, "distill": 0, "tail": 0, "full": "trained"}
+def alone(**weights: float) -> dict[str, Any]:
+    nothing = Objective(0, 0, 0, 0, 0, 0, 0, 1)
+    return {"objective": replace(nothing, **weights, gap=0), "full": "trained"}
 
 
 @pytest.mark.parametrize(
-    "terms",
-    [{}, {"full": "trained"}, ALONE | {"certificate": 1}, ALONE | {"task": 1}],
+    "given",
+    [{}, {"full": "trained"}, alone(certificate=1), alone(task=1)],
     ids=["kept", "trained", "certificate", "task"],
 )
 def test_a_batch_that_is_not_finite(
-    model: nn.Module, digits: Digits, terms: dict[str, Any]
+    model: nn.Module, digits: Digits, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(terms, "CERTIFICATE_EVERY", 1)
     x, y = (t[:4].clone() for t in digits.train)
     bad = x.clone()
     bad[0, 0, 3, 3] = float("nan")
-    config = TrainConfig(steps=4, certificate_every=1, **terms)
+    config = TrainConfig(steps=4, **given)
     told = r"^step 2: the loss is not finite: the batch holds NaN or infinite values \("
     with pytest.raises(TrainError, match=told):
         fit(model, [(x, y), (x, y), (bad, y)], config)
@@ -435,8 +456,7 @@ def test_values_are_fitted_by_their_drift_alone() -> None:
     y = torch.randn(96, 3)
     elasticize_(net, x[:2], calibration=[x])
     config = TrainConfig(
-        steps=4, loss="regression", outputs="values", full="trained", broad=0.0, anneal=0.0,
-        profiles=1, masks=False, ramp=0.0,
+        steps=4, loss="regression", full="trained", curriculum="aimed", goal=Goal(profiles=1),
     )  # fmt: skip
     before = copy.deepcopy(net)
     history = fit(net, [(x[:32], y[:32])], config, validation=[(x, y)])
@@ -484,7 +504,7 @@ def test_language_models(kind: str) -> None:
     target[:, -3:] = -100  # not predicted
     mask = torch.ones_like(tokens)
     config = TrainConfig(
-        steps=3, loss="language_modelling", full="trained", certificate=0.1, certificate_every=2
+        steps=3, loss="language_modelling", full="trained", objective=Objective(certificate=0.1)
     )
     named = {"input_ids": tokens, "attention_mask": mask}
     as_dict, as_tensor = copy.deepcopy(net), copy.deepcopy(net)
@@ -502,4 +522,4 @@ def test_language_models(kind: str) -> None:
     assert min(fit(as_dict, [(named, target)], dropped).terms["augment"]) > 0
     for mixing in ("mixup", "cutmix"):
         with pytest.raises(DataError, match="images"):
-            fit(as_tensor, [(tokens, target)], replace(config, mixing=mixing))
+            fit(as_tensor, [(tokens, target)], replace(config, augmentations=(mixing,)))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from t3c.errors import SpecError
 from t3c.nn.layers import ElasticLayer
-from t3c.train import TrainConfig, fit
+from t3c.train import Objective, TrainConfig, fit
 from t3c.train.precision import Precision
 from t3c.zoo.digits import Digits
 
@@ -44,7 +44,11 @@ def test_training_multiplies_in_what_was_asked_for(
     for module in model.modules():
         if isinstance(module, ElasticLayer):
             module.register_forward_hook(hook)
-    history = fit(model, digits.loader(16), TrainConfig(steps=3, precision=precision, tail=0))
+    history = fit(
+        model,
+        digits.loader(16),
+        TrainConfig(steps=3, precision=precision, objective=Objective(tail=0)),
+    )
     # What is aimed at is found in float, whatever is trained in.
     assert (torch.bfloat16 in seen) == (wanted is torch.bfloat16)
     moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}

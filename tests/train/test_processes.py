@@ -20,30 +20,24 @@ from torch import Tensor, nn
 
 from t3c.convert import elasticize_
 from t3c.errors import DataError
-from t3c.spec import Profile
-from t3c.train import Keep, TrainConfig, fit
+from t3c.spec import Goal, Profile
+from t3c.train import Keep, Objective, TrainConfig, fit, schedules, terms
+from t3c.train.config import CertificateTerm
 from t3c.train.processes import Processes
 from t3c.train.run import Run
 from t3c.zoo.digits import Digits
 
 # Much decay: parameters that a step does not use must not feel it in two processes either.
 BASE: dict[str, Any] = {
-    "steps": 5, "learning_rate": 1e-2, "weight_decay": 1.0, "worst_drift": 5.0, "anneal": 0.3,
-    "ramp": 0.0,
+    "steps": 5, "learning_rate": 1e-2, "weight_decay": 1.0, "goal": Goal(worst_drift=5.0),
+    "objective": Objective(certificate=0.1),
 }  # fmt: skip
 CONFIGS: dict[str, tuple[int, TrainConfig]] = {
-    "odd": (
-        15,
-        TrainConfig(
-            **BASE, full="trained", certificate=0.1, certificate_every=2, mixing="mixup",
-            augmentations=("shift",),
-        ),
-    ),
+    "odd": (15, TrainConfig(**BASE, full="trained", augmentations=("shift", "mixup"))),
     "even": (
         16,
         TrainConfig(
-            **BASE, certificate=0.1, certificate_every=2, certificate_kind="spectral", masks=True,
-            controller="reinforce",
+            **BASE, certificate=CertificateTerm("spectral"), masks=True, controller="reinforce",
         ),
     ),
 }  # fmt: skip
@@ -54,9 +48,10 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from t3c.errors import DataError
-from t3c.train import Keep, fit
+from t3c.train import Keep, fit, schedules, terms
 from t3c.train.run import Run
 
+schedules.RAMP, terms.CERTIFICATE_EVERY = 0.01, 2
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
 cases = torch.load(folder / "cases.pt", weights_only=False)
 profiles, drawn = Run.profile, []
@@ -140,13 +135,15 @@ def test_two_processes_run_as_one(
         return drawn[-1]
 
     monkeypatch.setattr(Run, "profile", noted)
+    monkeypatch.setattr(schedules, "RAMP", 0.01)
+    monkeypatch.setattr(terms, "CERTIFICATE_EVERY", 2)
     size, config = CONFIGS[name]
     model = copy.deepcopy(elastic)
     expected = fit(model, batches(digits, size), config, keep=Keep(tmp_path))
     assert len(drawn) == config.steps
-    for terms, state, mine in (each[name] for each in found):
+    for values, state, mine in (each[name] for each in found):
         assert mine == [(p.name, p.points) for p in drawn]
-        _close(terms, expected.terms, 1e-4)
+        _close(values, expected.terms, 1e-4)
         for key, value in model.state_dict().items():
             # By norms: Adam makes full steps of gradients that are all rounding.
             off = (state[key] - value).double().norm()

@@ -18,10 +18,10 @@ from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError, SpecError
 from t3c.nn import at, elastic_weights
 from t3c.nn.inputs import Inputs, evaluating
-from t3c.spec import LayerPoint, Profile
-from t3c.train import Keep, TrainConfig, fit, objective
+from t3c.spec import Goal, LayerPoint, Profile
+from t3c.train import Keep, Objective, TrainConfig, fit, objective, terms
 from t3c.train.augment import Augmentation
-from t3c.train.config import CONTROLLER_TERMS, FULL_TERMS, NETWORK_TERMS, TERMS
+from t3c.train.config import CONTROLLER_WEIGHTS, FULL_TERMS, NETWORK_TERMS, TERMS, CertificateTerm
 from t3c.train.losses import loss_of
 from t3c.train.processes import Processes
 from t3c.train.run import Run, moving
@@ -29,10 +29,15 @@ from t3c.train.terms import NetworkTerms
 from t3c.zoo.digits import IMAGE, Digits
 
 EVERY = TrainConfig(
-    steps=6, full="trained", task=1, anchor=1, distill=1, augment=1, certificate=1, tail=1,
-    spectral=1, gap=1, drift=1, budget=1, isotonic=1, entropy=1, certificate_every=1,
-    augmentations=("shift",), monotone=False, worst_drift=5.0,
+    steps=6, full="trained", augmentations=("shift",), goal=Goal(worst_drift=5.0),
+    objective=Objective(1, 1, 1, 1, 1, 1, 1, 1),
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def every(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the certificate at every step."""
+    monkeypatch.setattr(terms, "CERTIFICATE_EVERY", 1)
 
 
 @pytest.fixture
@@ -94,13 +99,13 @@ def test_each_term_moves_what_it_should(
     model: nn.Module, digits: Digits, full: Literal["trained", "kept"],
     kind: Literal["first_order", "spectral"],
 ) -> None:  # fmt: skip
-    parts, config = Parts(model), replace(EVERY, full=full, certificate_kind=kind)
+    parts, config = Parts(model), replace(EVERY, full=full, certificate=CertificateTerm(kind=kind))
     shaken(model)
     with evaluating(model), moving(model, config):
-        terms = network_terms(model, config, digits)
-        reach = {name: moved(term, model) for name, term in terms.items()}
+        found = network_terms(model, config, digits)
+        reach = {name: moved(term, model) for name, term in found.items()}
     free = parts.dense | parts.rest if full == "trained" else set()
-    assert set(terms) == set(NETWORK_TERMS) - (set(FULL_TERMS) if full == "kept" else set())
+    assert set(found) == set(NETWORK_TERMS) - (set(FULL_TERMS) if full == "kept" else set())
     for name in FULL_TERMS:
         assert reach.get(name, free) == free
     for name in ("distill", "augment", "certificate"):
@@ -124,9 +129,9 @@ def test_controller_and_network_are_moved_apart(
     shaken(model)
     shaken(run.policy.module)
     profile = run.policy.profile(4)
-    terms = run.policy.terms(4, profile, 0.3)
-    assert set(terms) == set(CONTROLLER_TERMS)
-    for name, term in terms.items():
+    found = run.policy.terms(4, profile, 0.3)
+    assert set(found) == set(CONTROLLER_WEIGHTS)
+    for name, term in found.items():
         assert moved(term, model) == set(), name
         mine = moved(term, run.policy.module)
         assert any(n.startswith("policy.") for n in mine), name
@@ -142,7 +147,11 @@ def test_reinforce_learns_from_its_own_draws_alone(model: nn.Module, digits: Dig
     near, far = (run.policy.terms(4, run.policy.profile(4), d)["drift"] for d in (0.1, 0.9))
     assert float(near.detach()) != float(far.detach())
     assert "drift" not in run.policy.terms(4, low(model), 0.3)
-    for wrong in ({"distill": 0.0}, {"curriculum": "beta"}, {"curriculum": "falling"}):
+    for wrong in (
+        {"objective": Objective(distill=0)},
+        {"curriculum": "beta"},
+        {"curriculum": "falling"},
+    ):
         with pytest.raises(SpecError, match="reinforce learns from distill at profiles"):
             replace(EVERY, controller="reinforce", **wrong)
 
@@ -151,7 +160,7 @@ def test_reinforce_learns_from_its_own_draws_alone(model: nn.Module, digits: Dig
 def test_every_term_is_in_the_record(
     model: nn.Module, digits: Digits, tmp_path: Path, method: Literal["gumbel", "reinforce"]
 ) -> None:
-    config = replace(EVERY, steps=4, controller=method, anneal=0.0, broad=0.0)
+    config = replace(EVERY, steps=4, controller=method, curriculum="aimed")
     shaken(model)
     history = fit(model, digits.loader(8), config, keep=Keep(tmp_path))
     assert set(history.terms) == set(TERMS)
@@ -159,7 +168,7 @@ def test_every_term_is_in_the_record(
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for name in TERMS:
         assert [line["values"][name] for line in lines] == list(history.terms[name])
-        assert any(history.terms[name]) or name in ("budget", "isotonic"), name
+        assert any(history.terms[name]) or name == "budget", name
 
 
 def test_what_is_kept_is_kept_bit_for_bit(model: nn.Module, digits: Digits) -> None:
@@ -190,48 +199,35 @@ def test_a_frozen_parameter_stays(model: nn.Module, digits: Digits) -> None:
         assert not model.get_parameter("head.bias").requires_grad
 
 
-def test_the_full_view_is_taken_now_and_then(model: nn.Module, digits: Digits) -> None:
-    seen: list[int] = []
-
-    def loss(outputs: Tensor, target: Tensor) -> Tensor:
-        seen.append(len(outputs))
-        return outputs.square().mean()
-
-    config = TrainConfig(steps=5, full="trained", full_every=2)
-    task = fit(model, digits.loader(8), config, loss=loss).terms["task"]
-    assert len(seen) == 3
-    assert task[0] == task[1] != task[2] == task[3] != task[4]
-
-
 def test_terms_on_outputs_are_not_computed_for_nothing(model: nn.Module, digits: Digits) -> None:
     calls: list[int] = []
     state_of(model).original.register_forward_hook(lambda *_: calls.append(1))
-    config = TrainConfig(steps=3, distill=0, tail=1)
+    config = TrainConfig(steps=3, objective=Objective(distill=0, tail=1))
     with evaluating(model):
         assert set(network_terms(model, config, digits)) == {"tail"}
     assert not calls
-    with pytest.raises(SpecError, match="not all nothing"):  # nothing is augmented
-        TrainConfig(distill=0, tail=0, augment=1)
+    with pytest.raises(SpecError, match="no term that is computed"):  # nothing is augmented
+        TrainConfig(objective=Objective(distill=0, augment=1, tail=0))
 
 
 def test_one_sample_cannot_be_halved(model: nn.Module, digits: Digits) -> None:
     x, y = (t[:1] for t in digits.train)
-    config = TrainConfig(steps=2, distill=0, tail=0, augment=1, augmentations=("shift",))
+    alone = Objective(distill=0, augment=1, tail=0)
+    config = TrainConfig(steps=2, objective=alone, augmentations=("shift",))
     assert set(fit(model, [(x, y)], config).terms["augment"]) == {0.0}
 
 
-@pytest.mark.parametrize("mixing", ["mixup", "cutmix", "both"])
-def test_mixed_batches(
-    model: nn.Module, digits: Digits, mixing: Literal["mixup", "cutmix", "both"]
-) -> None:
+@pytest.mark.parametrize("mixing", [("mixup",), ("cutmix",), ("mixup", "cutmix")])
+def test_mixed_batches(model: nn.Module, digits: Digits, mixing: tuple[str, ...]) -> None:
     targets: list[Tensor] = []
 
     def loss(outputs: Tensor, target: Tensor) -> Tensor:
         targets.append(target)
         return -(outputs.log_softmax(1) * target).sum(1).mean()
 
-    config = TrainConfig(steps=3, full="trained", mixing=mixing)
-    fit(model, digits.loader(8), config, loss=loss)
+    config = TrainConfig(steps=3, full="trained", augmentations=mixing)
+    found = fit(model, digits.loader(8), config, loss=loss)
+    assert not any(found.terms["augment"])  # nothing changes a sample on its own
     assert all(t.shape == (8, 10) for t in targets)
     assert all(torch.allclose(t.sum(1), torch.ones(8)) for t in targets)
     assert any(((t > 0).sum(1) == 2).any() for t in targets)
@@ -267,11 +263,11 @@ def pairs(*, named: bool) -> Iterator[tuple[Inputs, Tensor]]:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_inputs_of_several_tensors(pair: nn.Module, named: bool) -> None:
-    config = TrainConfig(steps=3, full="trained", certificate=0.1, certificate_every=1)
+    config = TrainConfig(steps=3, full="trained", objective=Objective(certificate=0.1))
     terms = fit(copy.deepcopy(pair), list(pairs(named=named)), config).terms
     assert min(terms["distill"]) > 0
     assert terms == fit(copy.deepcopy(pair), list(pairs(named=not named)), config).terms
-    mixed = replace(config, mixing="mixup")
+    mixed = replace(config, augmentations=("mixup",))
     kind = "dict" if named else "tuple"
     with pytest.raises(DataError, match=f"^mixing is for images, one tensor .*, got a {kind}$"):
         fit(copy.deepcopy(pair), list(pairs(named=named)), mixed)
@@ -282,7 +278,7 @@ def test_mixing_is_for_images(pair: nn.Module) -> None:
     x = torch.randn(64, 32)
     elasticize_(net, x[:2], calibration=[x])
     with pytest.raises(DataError, match="images"):
-        fit(net, [(x, torch.zeros(64).long())], TrainConfig(steps=2, mixing="cutmix"))
+        fit(net, [(x, torch.zeros(64).long())], TrainConfig(steps=2, augmentations=("cutmix",)))
 
 
 def test_the_tail_falls_with_rank(model: nn.Module) -> None:
@@ -344,10 +340,14 @@ def test_drift_within_the_tolerance_costs_nothing(model: nn.Module, digits: Digi
 
 @pytest.mark.parametrize("kind", ["first_order", "spectral"])
 def test_a_run_with_the_certificate(
-    model: nn.Module, digits: Digits, kind: Literal["first_order", "spectral"]
-) -> None:
+    model: nn.Module, digits: Digits, kind: Literal["first_order", "spectral"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(terms, "CERTIFICATE_EVERY", 3)
     seen: list[Mapping[str, float]] = []
-    config = TrainConfig(steps=7, certificate=0.1, certificate_every=3, certificate_kind=kind)
+    config = TrainConfig(
+        steps=7, objective=Objective(certificate=0.1), certificate=CertificateTerm(kind)
+    )
     other = copy.deepcopy(model)
     history = fit(model, digits.loader(16), config, on_step=lambda _, v: seen.append(v))
     values = history.terms["certificate"]

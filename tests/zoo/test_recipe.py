@@ -18,7 +18,7 @@ from t3c.errors import DataError, SpecError, T3CError
 from t3c.exporter import ExportConfig
 from t3c.quant.policy import RankTiedBits
 from t3c.spec import Factorization
-from t3c.train import BlockConfig, TrainConfig
+from t3c.train import BlockConfig, Objective, TrainConfig
 from t3c.train.augment import Augmentation
 from t3c.train.losses import loss_of
 from t3c.zoo.digits import IMAGE
@@ -59,7 +59,7 @@ def test_every_recipe_that_ships_loads(path: Path) -> None:
     Augmentation(recipe.train.augmentations, IMAGE)
     if recipe.subject == "stories15m":
         assert recipe.train.loss == "language_modelling"
-        assert recipe.train.augment == 0, "tokens have no augmentation without a mask"
+        assert recipe.train.objective.augment == 0, "tokens have no augmentation without a mask"
     if recipe.sweep is not None:
         count = math.prod(len(values) for values in recipe.sweep.settings.values())
         points = recipe.grid()
@@ -71,7 +71,8 @@ def test_every_recipe_that_ships_loads(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "rates", "caps"),
     [
-        ("cifar10-resnet20", {1e-3, 2e-3}, {"convolution": {0.6, 0.8, 1.0}}),
+        # 1e-3 and 2e-3 by the linear rule, which is for batches of 256: these are of 128.
+        ("cifar10-resnet20", {5e-4, 1e-3}, {"convolution": {0.6, 0.8, 1.0}}),
         ("stories15m", {2e-5, 3e-5}, {"projection": {0.5, 0.7}, "linear": {0.6, 0.8}}),
     ],
 )
@@ -113,14 +114,12 @@ train:
   learning_rate: 1e-3
   augmentations: [shift, horizontal_flip]
   controller: off
-  mixing: none
   masks: true
 blocks: {steps: 3}
 export:
   engine: torch
-  layer_drift: 0.1
   controller: {steps: 5, summary_units: [a, b]}
-  calibration: {rounds: 3, busy: true, starts: false}
+  timing: {rounds: 3, busy: true, starts: false}
   certificate:
     measures: [absolute, kl]
     estimates: {samples: 2, path: [1.0], gains: {probes: 2}}
@@ -139,7 +138,7 @@ sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
     assert recipe.blocks == BlockConfig(steps=3)
     assert recipe.export is not None
     assert recipe.export.controller.summary_units == ("a", "b")
-    assert (recipe.export.calibration.rounds, recipe.export.calibration.starts) == (3, False)
+    assert (recipe.export.timing.rounds, recipe.export.timing.starts) == (3, False)
     assert recipe.export.certificate.measures == ("absolute", "kl")
     assert recipe.export.certificate.estimates.path == (1.0,)
     assert recipe.export.certificate.estimates.gains.probes == 2
@@ -159,8 +158,8 @@ sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
         ("subject: digits\nblocks: {step: 4}", "blocks.step", "steps"),
         ("subject: digits\nexport: {engine: openvin}", "export.engine", "openvino"),
         (
-            "subject: digits\nexport: {calibration: {round: 1}}",
-            "export.calibration.round", "rounds",
+            "subject: digits\nexport: {timing: {round: 1}}",
+            "export.timing.round", "rounds",
         ),
         (
             "subject: digits\nexport: {certificate: {estimates: {gains: {probe: 1}}}}",
@@ -187,7 +186,7 @@ def test_what_is_unknown(file: Path, text: str, setting: str, hint: str | None) 
         "steps: {a: 1}", "steps: 2020-01-01", "steps: 0o12", "learning_rate: true",
         "learning_rate: fast", 'learning_rate: "0.1"', "masks: 1", "masks: yes", 'masks: "true"',
         "loss: 3", "full: 1", "full: mostly", "augmentations: shift", "augmentations: [1]",
-        "augmentations: {shift: 1}", "reference_batch: 1.5", "seed: 1.0", "steps: !!python/tuple 1",
+        "augmentations: {shift: 1}", "seed: 1.0", "steps: !!python/tuple 1",
     ],
 )  # fmt: skip
 def test_values_of_another_type_are_not_read_as_if(file: Path, line: str) -> None:
@@ -202,18 +201,18 @@ def test_values_of_another_type_are_not_read_as_if(file: Path, line: str) -> Non
         ("train: {steps: 0}", "train: steps must be at least 1, got 0"),
         ("train: {learning_rate: .nan}", "train: learning_rate must be positive, got nan"),
         ("train: {learning_rate: .inf}", "train: learning_rate must be positive, got inf"),
-        ("train: {distill: -1}", "train: terms weigh at least 0"),
+        ("train: {objective: {distill: -1}}", "train.objective: distill must be at least 0"),
         ("train: 3", "train is a mapping of settings, got 3"),
         ("train: [steps, 3]", "train is a mapping of settings"),
-        ("blocks: {mix: 2}", "blocks: mix must be in"),
+        ("blocks: {batch: 0}", "blocks: batch must be at least 1"),
         ("elastic: {bits: [8, 4]}", "elastic: bits must rise"),
         ("elastic: {convolution: svd}", "elastic: convolution must be one of tucker1, tucker2, cp"),
         ("elastic: {convolution: cpp}", "elastic.convolution should be 'none', 'svd'"),
         ("elastic: {rank_caps: {lineal: 0.5}}", "elastic: rank_caps are shares"),
         ("elastic: {rank_caps: {linear: x}}", "elastic.rank_caps.linear should be a valid number"),
         ("elastic: {bits: [4, x]}", "elastic.bits.1 should be a valid integer, got 'x'"),
-        ("export: {calibration: {rounds: 0}}", "export.calibration: rounds must be positive"),
-        ("export: {calibration: 3}", "export.calibration is a mapping"),
+        ("export: {timing: {rounds: 0}}", "export.timing: rounds must be positive"),
+        ("export: {timing: 3}", "export.timing is a mapping"),
         ("batch: 0", "batch must be at least 1"),
         ("samples: -1", "samples must be at least 1"),
         ("batch: 1.5", "batch should be a valid integer, got 1.5"),
@@ -258,7 +257,7 @@ def test_files_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
 
 
 def test_settings_given_beside_the_file(file: Path) -> None:
-    text = "subject: digits\ntrain: {steps: 5, seed: 7}\nsweep: {settings: {tail: [0.1]}}"
+    text = "subject: digits\ntrain: {steps: 5, seed: 7}\nsweep: {settings: {objective.tail: [0.1]}}"
     plain = loaded(file, text)
     recipe = loaded(
         file, text, "steps=9", "learning_rate=1e-4", "controller=off", "augmentations=[shift]",
@@ -269,10 +268,10 @@ def test_settings_given_beside_the_file(file: Path) -> None:
     )
     assert recipe.elastic == ElasticConfig(tile=4, rank_caps={"linear": 0.5})
     assert (recipe.batch, recipe.sweep) == (4, plain.sweep)
-    assert loaded(file, text, "elastic=ranks").train.elastic == "ranks"
     # Neither can be alone: they are taken together.
-    recipe = loaded(file, text, "distill=0", "augment=0", "tail=0", "spectral=1")
-    assert recipe.train.spectral == 1
+    zero = ("objective.distill=0", "objective.augment=0", "objective.tail=0")
+    recipe = loaded(file, text, *zero, "train.objective.spectral=1")
+    assert recipe.train.objective == Objective(distill=0, augment=0, tail=0, spectral=1)
 
 
 @pytest.mark.parametrize(

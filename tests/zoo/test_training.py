@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,19 @@ from torch.nn import functional as F
 
 from conftest import LIGHT, quick
 from t3c.artifact.reader import Artifact
-from t3c.convert import ElasticConfig, elasticize_, state_of
+from t3c.convert import ElasticConfig, elasticize_, settle_, state_of
 from t3c.errors import DataError, TrainError
 from t3c.exporter import ExportConfig
 from t3c.nn.inputs import evaluating
 from t3c.nn.view import at
-from t3c.spec import Profile
-from t3c.train import BlockConfig, TrainConfig
-from t3c.zoo import subjects, training
+from t3c.spec import Goal, Profile
+from t3c.train import BlockConfig, TrainConfig, loop
+from t3c.zoo import subjects, training, views
 from t3c.zoo.digits import CLASSES, Digits, DigitsNet, train_digits
 from t3c.zoo.recipe import Recipe, Sweep
 from t3c.zoo.subjects import Labelled, Subject
-from t3c.zoo.training import RESULT, SCORE, Trained, View, folder_of, paired, score
+from t3c.zoo.training import RESULT, SCORE, SweepRow, Trained, folder_of, score
+from t3c.zoo.views import View, paired
 
 RECIPE = Recipe(
     "digits", batch=16, samples=48,
@@ -37,8 +38,7 @@ RECIPE = Recipe(
         bits=(2, 4, 8), rank_fractions=(0.5,), include=("blocks.[01].conv?", "head")
     ),
     train=TrainConfig(
-        steps=4, learning_rate=0.01, profiles=3, worst_drift=9.0, checkpoint_every=2,
-        validate_every=4,
+        steps=4, learning_rate=0.01, goal=Goal(profiles=3, worst_drift=9.0),
     ),
 )  # fmt: skip
 TESTED = 90
@@ -65,6 +65,13 @@ def small(digits: Digits) -> Subject:
 
 def _parts(digits: Digits) -> tuple[Labelled, Labelled, Labelled]:
     return digits.train, digits.calibration, digits.test
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep every second step, and validate once."""
+    monkeypatch.setattr(loop, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(loop, "VALIDATIONS", 1)
 
 
 @pytest.fixture
@@ -103,10 +110,10 @@ def interval(a: Tensor, b: Tensor) -> dict[str, float]:
 def test_rows_are_what_the_views_answer(subject: Subject, tmp_path: Path) -> None:
     done = run(RECIPE, tmp_path / "a" / "run")
     test, labels = subject.test
-    names = [row["name"] for row in done.rows]
+    names = [row.name for row in done.rows]
     assert names == [*(p.name for p in done.history.profiles), "full"]
     for key in ("flops", "bytes"):
-        taken = [row[key] for row in done.rows]
+        taken = [getattr(row, key) for row in done.rows]
         assert taken == sorted(taken)
         assert taken[-1] == 1
 
@@ -119,18 +126,25 @@ def test_rows_are_what_the_views_answer(subject: Subject, tmp_path: Path) -> Non
         rights.append(now.argmax(1) == labels)
         for key, out in (("", now), ("untrained_", before)):
             drift = ((out - original).norm(dim=1) / original.norm(dim=1)).mean()
-            assert row[f"{key}drift"] == pytest.approx(float(drift), abs=1e-5)
-            assert row[f"{key}loss"] == pytest.approx(float(F.cross_entropy(out, labels)), abs=1e-4)
-        assert row["accuracy"] == pytest.approx(float(rights[-1].float().mean()))
-        assert row["untrained"] == pytest.approx(float((before.argmax(1) == labels).float().mean()))
-    assert done.rows[0]["loss"] != done.rows[0]["untrained_loss"]
+            assert getattr(row, f"{key}drift") == pytest.approx(float(drift), abs=1e-5)
+            assert getattr(row, f"{key}loss") == pytest.approx(
+                float(F.cross_entropy(out, labels)), abs=1e-4
+            )
+        assert row.accuracy == pytest.approx(float(rights[-1].float().mean()))
+        assert row.untrained == pytest.approx(float((before.argmax(1) == labels).float().mean()))
+    assert done.rows[0].loss != done.rows[0].untrained_loss
     for row, mine, above in zip(done.rows, rights, [*rights[1:], None], strict=True):
-        assert row["to_full"] == pytest.approx(interval(mine, rights[-1]), abs=1e-4)
+        assert row.to_full is not None
+        assert asdict(row.to_full) == pytest.approx(interval(mine, rights[-1]), abs=1e-4)
         expected = None if above is None else pytest.approx(interval(mine, above), abs=1e-4)
-        assert row["to_next"] == expected
-    assert any(row["to_next"] and row["to_next"]["difference"] for row in done.rows)
+        assert (row.to_next and asdict(row.to_next)) == expected
+    assert any(row.to_next and row.to_next.difference for row in done.rows)
     written = json.loads((tmp_path / "a" / "run" / RESULT).read_text())
-    assert written == {"subject": "small", "samples": TESTED, "profiles": done.rows}
+    assert written == {
+        "subject": "small",
+        "samples": TESTED,
+        "profiles": [asdict(row) for row in done.rows],
+    }
 
 
 def test_paired_intervals() -> None:
@@ -139,20 +153,24 @@ def test_paired_intervals() -> None:
     # Two won and one lost of four: of six, with one more of each, 1/6 better and 5/6 changed.
     half = 1.96 * math.sqrt((5 / 6 - 1 / 36) / 6)
     expected = {"difference": 0.25, "low": 1 / 6 - half, "high": 1 / 6 + half}
-    assert paired(a, b) == pytest.approx(expected, abs=1e-4)
+    found = paired(a, b)
+    assert found is not None
+    assert asdict(found) == pytest.approx(expected, abs=1e-4)
     # None differs, which does not show that none ever would: 2/6 changed.
     half = 1.96 * math.sqrt(2 / 6 / 6)
-    assert paired(a, a) == pytest.approx({"difference": 0, "low": -half, "high": half}, abs=1e-4)
+    found = paired(a, a)
+    assert found is not None
+    assert astuple(found) == pytest.approx((0, -half, half), abs=1e-4)
     assert paired(a, View(0, 0, None)) is None
 
 
 def test_a_loss_of_tokens_has_no_accuracy() -> None:
     tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
     logits = torch.randn(2, 3, 4)
-    view = training.tested(logits, logits, tokens, training.loss_of("language_modelling"))
+    view = views.tested(logits, logits, tokens, views.loss_of("language_modelling"))
     assert (view.accuracy, view.drift) == (None, 0)
     values = torch.randn(5)
-    view = training.tested(values[:, None], values[:, None], values, training.loss_of("regression"))
+    view = views.tested(values[:, None], values[:, None], values, views.loss_of("regression"))
     assert (view.accuracy, view.loss) == (None, 0)
 
 
@@ -163,7 +181,7 @@ def test_a_loss_of_tokens_has_no_accuracy() -> None:
         replace(RECIPE, blocks=BlockConfig(steps=3, batch=16)),
         replace(
             RECIPE, blocks=BlockConfig(steps=3, batch=16),
-            train=replace(RECIPE.train, controller="gumbel", anneal=0.0, broad=0.0),
+            train=replace(RECIPE.train, controller="gumbel", curriculum="aimed"),
         ),
     ],
     ids=["plain", "blocks", "blocks and a controller"],
@@ -200,13 +218,32 @@ def test_blocks_change_where_training_starts_and_nothing_else(
     assert data[0] == data[1], "the same batches in the same order"
     assert blocks.history.terms["distill"] != plain.history.terms["distill"]
     # Full is kept, so it is the same; and so is every view untrained.
-    untrained = [{k: v for k, v in r.items() if "untrained" in k} for r in plain.rows[-1:]]
-    assert untrained == [
-        {k: v for k, v in r.items() if k in untrained[0]} for r in blocks.rows[-1:]
-    ]
+    for mine, other in zip(plain.rows[-1:], blocks.rows[-1:], strict=True):
+        assert mine.untrained == other.untrained
+        assert mine.untrained_loss == other.untrained_loss
+        assert mine.untrained_drift == other.untrained_drift
     (tmp_path / "blocks" / training.RECONSTRUCTED).write_bytes(b"damaged")
     with pytest.raises(TrainError, match="not what the run started from"):
         run(recipe, tmp_path / "blocks", resume=True)
+
+
+def test_weights_rounded_with_compensation_are_what_is_trained(
+    subject: Subject, tmp_path: Path
+) -> None:
+    with_head = replace(RECIPE, elastic=replace(RECIPE.elastic, min_weights=0))
+    plain = run(with_head, tmp_path / "plain")
+    recipe = replace(with_head, settle=(2, 4, 8))
+    settled = run(recipe, tmp_path / "settled")
+    assert [row.untrained_loss for row in settled.rows] != [r.untrained_loss for r in plain.rows]
+    assert settled.history.terms["distill"] != plain.history.terms["distill"]
+    dense = [dict(done.model.named_parameters())["head.elastic.dense"] for done in (plain, settled)]
+    expected = copy.deepcopy(subject.model)
+    elasticize_(expected, subject.example, recipe.elastic, calibration=subject.statistics)
+    assert settle_(expected, subject.statistics, recipe.settle) == ["head"]
+    assert torch.equal(dense[1], dict(expected.named_parameters())["head.elastic.dense"])
+    assert not torch.equal(*dense)
+    with pytest.raises(TrainError, match="is of another recipe: settle "):
+        run(with_head, tmp_path / "settled", resume=True)
 
 
 def test_a_run_that_is_there_is_left_alone(
@@ -217,7 +254,7 @@ def test_a_run_that_is_there_is_left_alone(
     monkeypatch.setitem(subjects.SUBJECTS, "digits", lambda: pytest.fail("nothing is loaded"))
     with pytest.raises(TrainError, match="holds a run already: resume it or name another"):
         run(RECIPE, tmp_path)
-    for other in ({"batch": 8}, {"samples": 32}, {"blocks": BlockConfig()}):
+    for other in ({"batch": 8}, {"samples": 32}, {"settle": (8,)}, {"blocks": BlockConfig()}):
         name = next(iter(other))
         with pytest.raises(TrainError, match=f"is of another recipe: {name} "):
             run(replace(RECIPE, **other), tmp_path, resume=True)
@@ -226,7 +263,9 @@ def test_a_run_that_is_there_is_left_alone(
 
 @pytest.mark.usefixtures("known_device", "briefly")
 def test_what_is_exported_is_the_trained_network(subject: Subject, tmp_path: Path) -> None:
-    export = ExportConfig(calibration=quick(3), certificate=LIGHT, worst_drift=2.0, profiles=1)
+    export = ExportConfig(
+        timing=quick(3), certificate=LIGHT, goal=Goal(profiles=1, worst_drift=2.0)
+    )
     run(replace(RECIPE, export=export), tmp_path)
     artifact = Artifact(tmp_path / "small.t3c")
     assert artifact.manifest.profiles[-1].name == "max"
@@ -235,12 +274,12 @@ def test_what_is_exported_is_the_trained_network(subject: Subject, tmp_path: Pat
 
 
 GRID = replace(
-    RECIPE, train=replace(RECIPE.train, steps=2, checkpoint_every=1),
+    RECIPE, train=replace(RECIPE.train, steps=2),
     sweep=Sweep({"learning_rate": [1e-3, 0.1], "elastic.rank_caps.convolution": [0.5]}, (1, 2)),
 )  # fmt: skip
 
 
-def swept(recipe: Recipe, out: Path) -> list[dict[str, Any]]:
+def swept(recipe: Recipe, out: Path) -> list[SweepRow]:
     return training.sweep(recipe, out, say=lambda _: None, watch=lambda *_: None)
 
 
@@ -261,25 +300,25 @@ def test_a_sweep_ranks_its_points_and_trains_each_once(
         swept(GRID, tmp_path)
     rows = swept(GRID, tmp_path)
     assert carried == [(1e-3, 1), (1e-3, 2), (0.1, 1), (0.1, 1), (0.1, 2)]
-    scores = [row["score"] for row in rows]
+    scores = [row.score for row in rows]
     assert scores == sorted(scores)
     assert len(set(scores)) == 4
-    assert {(r["settings"]["learning_rate"], r["settings"]["seed"]) for r in rows} == set(carried)
-    assert all(r["settings"]["elastic.rank_caps.convolution"] == 0.5 for r in rows)
+    assert {(r.settings["learning_rate"], r.settings["seed"]) for r in rows} == set(carried)
+    assert all(r.settings["elastic.rank_caps.convolution"] == 0.5 for r in rows)
     assert swept(GRID, tmp_path) == rows
     # Another rule ranks what was trained already.
     assert GRID.sweep is not None
     strict = swept(replace(GRID, sweep=replace(GRID.sweep, drift=0.0, slack=9.0)), tmp_path)
     for row in strict:
-        old = next(r for r in rows if r["settings"] == row["settings"])
-        assert row["loss"] == old["loss"]
-        assert row["score"] == pytest.approx(row["loss"] + 9 * row["slack"])
-        assert row["slack"] > old["slack"]
+        old = next(r for r in rows if r.settings == row.settings)
+        assert row.loss == old.loss
+        assert row.score == pytest.approx(row.loss + 9 * row.slack)
+        assert row.slack > old.slack
     assert len(carried) == 5
     # Another recipe is trained anew, whatever the sweep's own settings are called.
     swept(replace(GRID, batch=8, sweep=replace(GRID.sweep, seeds=(1,))), tmp_path)
     assert len(carried) == 7
-    (folder,) = {Path(r["out"]) for r in rows if r["settings"] == rows[0]["settings"]}
+    (folder,) = {Path(r.out) for r in rows if r.settings == rows[0].settings}
     (folder / SCORE).write_text("{}")
     with pytest.raises(DataError, match=r"score\.json is not what was written"):
         swept(GRID, tmp_path)
@@ -289,7 +328,7 @@ def test_smoothed_labels_do_not_change_what_is_compared(subject: Subject, tmp_pa
     sweep = Sweep({"label_smoothing": [0.0, 0.5]})
     # The full view is kept and the task is not computed: smoothing trains nothing here.
     rows = swept(replace(GRID, sweep=sweep), tmp_path)
-    assert rows[0]["score"] == pytest.approx(rows[1]["score"])
+    assert rows[0].score == pytest.approx(rows[1].score)
 
 
 def test_no_two_points_share_a_folder(tmp_path: Path) -> None:
@@ -326,6 +365,6 @@ def test_score(change: Callable[[dict[str, float]], dict[str, float]], expected:
         "max/loss": 1.0, "max/drift": 0.05,
     }  # fmt: skip
     found = score(change(validated), Sweep(drift=0.15, slack=3.0))
-    assert found["score"] == pytest.approx(expected)
+    assert found.score == pytest.approx(expected)
     with pytest.raises(DataError, match="no profile was validated"):
         score({"full/loss": 1.0, "full/drift": 0.0}, Sweep())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,12 +46,15 @@ def train(
 
         if sweep:
             rows = run_sweep(found, folder / "sweep", say=say, watch=watcher(bar))
-            payload: dict[str, Any] = {"sweep": rows, "out": str(folder / "sweep")}
+            payload: dict[str, Any] = {
+                "sweep": [asdict(row) for row in rows],
+                "out": str(folder / "sweep"),
+            }
         else:
             done = train_recipe(found, folder, resume=resume, say=say, watch=watcher(bar))
             payload = {
-                "subject": done.subject.name, "samples": done.samples, "profiles": done.rows,
-                "out": str(folder),
+                "subject": done.subject.name, "samples": done.samples,
+                "profiles": [asdict(row) for row in done.rows], "out": str(folder),
             }  # fmt: skip
     if not Processes().main:
         return

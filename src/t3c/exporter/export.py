@@ -117,8 +117,8 @@ def export(
         say(f"layers take {config.activations} activations")
         say("allocating ranks and bits")
         wanted = Wanted(
-            _candidates(config), config.worst_drift, config.size_weight, config.proposals,
-            config.tie, config.layer_drift, config.controller,
+            _candidates(config), config.goal.worst_drift, config.goal.size_weight,
+            config.proposals, controller=config.controller,
         )  # fmt: skip
         candidates = allocate(model, parts.quantizer, state.plan.layers, timings, wanted)
         say("packing weights, observing activation ranges")
@@ -137,7 +137,7 @@ def export(
         while True:
             artifact = written(chosen, draft)
             say("calibrating the profiles and the proxy")
-            table = calibrate(artifact, engine, config.calibration, timings=timings, watch=watch)
+            table = calibrate(artifact, engine, config.timing, timings=timings, watch=watch)
             artifact.add_device(table)
             runtime = Runtime(artifact, config.engine, config.threads)
             say("checking each profile against torch")
@@ -207,7 +207,7 @@ def choose(
     if len(candidates.profiles) == 1:
         (only,) = candidates.profiles
         return candidates.renamed({only.name: names_for(1)[0]}), []
-    quick = replace(config.calibration, grid=0, starts=False)
+    quick = replace(config.timing, grid=0, starts=False)
     times = calibrate(draft, engine, quick, timings=timings, watch=watch).profiles
     measured = [
         Measured(
@@ -218,9 +218,9 @@ def choose(
     ]  # fmt: skip
     worth, pruned = prune(measured)
     able = [m for m in measured if m.name in worth]
-    kept = fitting(able, config.budgets) if config.budgets else thin(able, config.profiles)
+    kept = fitting(able, config.budgets) if config.budgets else thin(able, config.goal.profiles)
     spare = [
-        Pruned(name, f"more than {config.profiles} are worth it")
+        Pruned(name, f"more than {config.goal.profiles} are worth it")
         for name in worth
         if name not in kept
     ]
@@ -231,7 +231,7 @@ def choose(
 
 def _candidates(config: ExportConfig) -> int:
     """How many profiles are timed for each that is shipped: budgets are met closely by more."""
-    return (2 if config.budgets is None else 4) * config.profiles - 1
+    return (2 if config.budgets is None else 4) * config.goal.profiles - 1
 
 
 def _renamed(reason: str, names: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from t3c.spec.budget import Budget
 from t3c.spec.figures import QUANTILES, Bound, Certificate, Cost, ImageSpec, Latency, TextSpec
+from t3c.spec.goal import Goal
 from t3c.spec.layer import Factorization, Form, Kind, LayerSpec
 from t3c.spec.points import MAX_BITS, MIN_BITS, LayerPoint, Menu, Profile, ProfileChain
 
@@ -15,6 +16,7 @@ __all__ = [
     "Cost",
     "Factorization",
     "Form",
+    "Goal",
     "ImageSpec",
     "Kind",
     "Latency",

@@ -256,25 +256,39 @@ AUGMENTATIONS: dict[str, Augment] = {
     "rand_augment": _of_images(rand_augment),
     "drop_tokens": _of_tokens(drop_tokens),
 }
+MIXING = {"mixup": mixup, "cutmix": cutmix}  # these make a batch of a batch, labels with it
 COLOURS = ("color_jitter", "rand_augment")  # these must know what is black and what is white
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The named augmentations in order; with no names the inputs come back as they are."""
+    """The named augmentations in order; with no names the inputs come back as they are.
+
+    Of the names in MIXING one is drawn for each batch; `__call__` leaves them to its caller.
+    """
 
     names: tuple[str, ...] = ()
     image: ImageSpec | None = None
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if name not in AUGMENTATIONS:
-                known = ", ".join(AUGMENTATIONS)
+            if name not in (*AUGMENTATIONS, *MIXING):
+                known = ", ".join((*AUGMENTATIONS, *MIXING))
                 raise SpecError(f"an augmentation is one of {known}, got {name!r}")
             if name in COLOURS and self.image is None:
                 raise SpecError(f"{name} works on pixel values: give image=ImageSpec(...)")
 
+    @property
+    def single(self) -> tuple[str, ...]:
+        """Return the names of those that change every sample on its own."""
+        return tuple(name for name in self.names if name not in MIXING)
+
+    @property
+    def mixing(self) -> tuple[str, ...]:
+        """Return the names of those that mix samples and their labels."""
+        return tuple(name for name in self.names if name in MIXING)
+
     def __call__(self, inputs: Inputs, generator: Generator) -> Inputs:
-        for name in self.names:
+        for name in self.single:
             inputs = AUGMENTATIONS[name](inputs, generator, self.image)
         return inputs

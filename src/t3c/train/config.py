@@ -3,63 +3,50 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
 
 from t3c.certify.penalty import PENALTIES
 from t3c.errors import SpecError
+from t3c.spec import Goal
+from t3c.train.augment import MIXING
+from t3c.train.policy_net import ENTROPY, OVERRUN
 from t3c.train.precision import Precision
 
-# Terms of the network, and of the controller where one is trained.
-NETWORK_TERMS = (
-    "task", "anchor", "distill", "augment", "certificate", "tail", "spectral", "gap",
-)  # fmt: skip
 FULL_TERMS = ("task", "anchor")  # of the full view
-CONTROLLER_TERMS = ("drift", "budget", "isotonic", "entropy")
-TERMS = (*NETWORK_TERMS, *CONTROLLER_TERMS)
+NETWORK_TERMS = (
+    *FULL_TERMS, "distill", "augment", "certificate", "tail", "spectral", "gap",
+)  # fmt: skip
+# What the controller's terms weigh beside each other, as at export; its parameters are its own, so
+# the network's terms do not compete with them.
+CONTROLLER_WEIGHTS = {"drift": 1.0, "budget": OVERRUN, "entropy": ENTROPY}
+TERMS = (*NETWORK_TERMS, *CONTROLLER_WEIGHTS)
+
+CLIP_NORM = 1.0  # of the gradient: the usual value for AdamW, the paper names none
+RAMP = 0.15  # share of the run over which `distill` and `augment` rise (paper B.2: 10 to 20%)
+ANNEAL = 1 / 3  # share of the run over which draws narrow and the certificate rises (paper E.2)
+BROAD = 0.25  # share of draws that stays broad: a device may ask for profiles not trained at
+CERTIFICATE_EVERY = 10  # steps; its gradient weighs as many times more then
+VALIDATIONS = 10  # in a run
+CHECKPOINT_EVERY = 100  # steps: no more are lost, and short runs are not slowed by writing
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """How long and how hard to train, what each term of the objective weighs, what is drawn when.
+class Objective:
+    """What each term of the network's loss weighs; a term of weight 0 is not computed.
 
-    Terms: `task` is the loss on the full view, `anchor` holds the full view at the original,
-    `distill` draws the sampled profile to it, `augment` does so on augmented inputs, half of each
-    batch, `certificate` lowers the drift its certificate predicts beyond `tolerance`, `tail` pulls
-    energy into the ranks the profile pays for, `spectral` keeps factors orthogonal and `gap` their
-    strengths apart; the controller's are `drift`, `budget` (cost over the budget), `isotonic` and
-    `entropy`. A term that weighs nothing is not computed. The task weighs little: the original is
-    trained already, and what moves the full view away from it is drift at every profile. `distill`
-    and `augment` ramp up over the first `ramp` of the run (paper B.2), `certificate` over the first
-    `anneal` (E.2). The certificate is taken every `certificate_every` steps, on
-    `certificate_samples`, with as many times its gradient.
+    `task` is the loss on the full view. It weighs little: the original is trained already, and what
+    moves the full view away from it is drift at every profile. 1 in the paper's recipes.
+    `anchor` is the distance of the full view from the original.
+    `distill` is the distance of the sampled profile from the original, on the batch as it is.
+    `augment` is the same on augmented inputs, half of each batch.
+    `certificate` is the drift that the certificate predicts for the sampled profile.
+    `tail` is the energy of weights that the ranks of the profile leave out.
+    `spectral` keeps factors orthogonal, `gap` keeps their strengths apart (paper B.1).
 
-    With `full="kept"` all that the full view runs on, dense weights, biases, norms, stays as it is:
-    the full view is the original, `task` and `anchor` have nothing to move and are not computed,
-    and factors and scales alone are trained. "trained" moves everything, as the paper does; the
-    full view then runs every `full_every` steps.
-
-    Draws: profiles come from Beta(0.75, 0.75) levels and, over the first `anneal` of the run, more
-    and more, up to all but a share `broad`, from `profiles` targets no further than `worst_drift`
-    that weigh bytes by `size_weight` against work (`curriculum="profiles"`; "beta" stays with the
-    levels, "falling" starts at full rank); `elastic` holds bits or ranks at their top. `masks`
-    relaxes ranks to Gumbel-Top-k masks and rounding to stochastic rounding.
-
-    `precision` "auto" multiplies in bfloat16 where the processor has instructions for it.
-    `reference_batch` scales the learning rate by batch / reference_batch (256 in the paper).
+    `task` and `anchor` are computed with `full="trained"` alone, `augment` with augmentations.
     """
 
-    steps: int = 2000
-    learning_rate: float = 1e-3
-    reference_batch: int | None = None
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    seed: int = 3407
-    loss: str = "classification"
-    label_smoothing: float = 0.0
-    outputs: Literal["classes", "values"] = "classes"
-    softening: float = 1.0
     task: float = 0.1
     anchor: float = 3.0
     distill: float = 1.0
@@ -68,107 +55,132 @@ class TrainConfig:
     tail: float = 0.1
     spectral: float = 0.0
     gap: float = 0.0
-    ramp: float = 0.15
-    full: Literal["kept", "trained"] = "kept"
-    full_every: int = 1
-    certificate_kind: Literal["first_order", "spectral"] = "first_order"
-    certificate_every: int = 10
-    certificate_samples: int = 4
+
+    def __post_init__(self) -> None:
+        for name, weight in self.weights.items():
+            if not 0 <= weight < math.inf:
+                raise SpecError(f"{name} must be at least 0, got {weight}")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the weights by the names of their terms."""
+        return {
+            "task": self.task, "anchor": self.anchor, "distill": self.distill,
+            "augment": self.augment, "certificate": self.certificate, "tail": self.tail,
+            "spectral": self.spectral, "gap": self.gap,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CertificateTerm:
+    """How the term `certificate` is computed.
+
+    `kind` is the estimate of drift, `samples` is how many samples of a batch it is taken on, and
+    drift up to `tolerance` costs nothing (paper E.2).
+    """
+
+    kind: Literal["first_order", "spectral"] = "first_order"
+    samples: int = 4
     tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_count("samples", self.samples)
+        if not 0 <= self.tolerance < math.inf:
+            raise SpecError(f"tolerance must be at least 0, got {self.tolerance}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long and how hard to train, and on what.
+
+    `steps`, `learning_rate` (its peak), `warmup` (a share of the steps) and `weight_decay` are
+    AdamW's. `seed` decides every draw.
+    `loss` names the task's loss, `label_smoothing` is of its labels.
+    `objective` weighs the terms, `certificate` is how that term is computed.
+    `full` is "kept" where all that the full view runs on (dense weights, biases, norms) stays the
+    original's and factors and scales alone are trained, or "trained", as in the paper.
+    `augmentations` are names, in order; "mixup" and "cutmix" mix the labels too.
+    `curriculum` is which profiles are drawn: "profiles" goes from Beta(0.75, 0.75) levels to those
+    of the goal, and keeps a share of the draws broad; "aimed" draws those of the goal alone, for
+    short runs; "beta" stays with the levels; "falling" starts those at full rank.
+    `goal` is the profiles aimed at.
+    `masks` relaxes ranks to Gumbel-Top-k masks and rounding to stochastic rounding.
+    `precision` "auto" multiplies in bfloat16 where the processor has instructions for it.
+    `controller` trains one beside the network, which draws the profiles.
+    """
+
+    steps: int = 2000
+    learning_rate: float = 1e-3
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    seed: int = 3407
+    loss: str = "classification"
+    label_smoothing: float = 0.0
+    objective: Objective = field(default_factory=Objective)
+    certificate: CertificateTerm = field(default_factory=CertificateTerm)
+    full: Literal["kept", "trained"] = "kept"
     augmentations: tuple[str, ...] = ()
-    mixing: Literal["none", "mixup", "cutmix", "both"] = "none"
-    curriculum: Literal["profiles", "beta", "falling"] = "profiles"
-    elastic: Literal["both", "ranks", "bits"] = "both"
-    anneal: float = 1 / 3
-    broad: float = 0.25
-    profiles: int = 5
-    worst_drift: float = 0.5
-    size_weight: float = 0.5
+    curriculum: Literal["profiles", "aimed", "beta", "falling"] = "profiles"
+    goal: Goal = field(default_factory=Goal)
     masks: bool = False
     precision: Precision = "float"
     controller: Literal["off", "gumbel", "reinforce"] = "off"
-    token: Literal["tuple", "scalar"] = "tuple"
-    monotone: bool = True
-    drift: float = 1.0
-    budget: float = 10.0
-    isotonic: float = 0.0
-    entropy: float = 0.01
-    validate_every: int | None = None
-    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_choices()
-        self._check_weights()
-        for name in ("learning_rate", "clip_norm", "softening", "worst_drift"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise SpecError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("warmup", "label_smoothing", "size_weight"):
+        _check_choices(self)
+        if isinstance(self.augmentations, str):
+            raise SpecError(f"augmentations is a list of names, got {self.augmentations!r}")
+        object.__setattr__(self, "augmentations", tuple(self.augmentations))
+        if not self.computes(*NETWORK_TERMS):
+            raise SpecError(f"the objective has no term that is computed: {self.objective}")
+        if not 0 < self.learning_rate < math.inf:
+            raise SpecError(f"learning_rate must be positive, got {self.learning_rate}")
+        for name in ("warmup", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise SpecError(f"{name} must be in [0, 1), got {getattr(self, name):g}")
-        for name in ("ramp", "anneal", "broad"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SpecError(f"{name} must be in [0, 1], got {getattr(self, name):g}")
-        for name in ("weight_decay", "tolerance"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise SpecError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.controller == "reinforce" and not (self.distill and self.curriculum == "profiles"):
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        _check_count("steps", self.steps)
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise SpecError(f"seed must be at least 0, got {self.seed}")
+        drawn = self.curriculum in ("profiles", "aimed")
+        if self.controller == "reinforce" and not (self.objective.distill and drawn):
             raise SpecError(
                 "reinforce learns from distill at profiles that the controller drew: "
                 'give distill a weight, and curriculum="profiles"'
             )
-        self._check_counts()
-
-    def _check_weights(self) -> None:
-        weights = {name: getattr(self, name) for name in TERMS}
-        known = all(0 <= weight < math.inf for weight in weights.values())
-        if not known or not self.computes(*NETWORK_TERMS):
-            raise SpecError(f"terms weigh at least 0 and not all nothing, got {weights}")
-
-    def _check_counts(self) -> None:
-        counts = ("steps", "certificate_every", "certificate_samples", "full_every", "profiles")
-        optional = ("reference_batch", "validate_every", "checkpoint_every")
-        given = [name for name in optional if getattr(self, name) is not None]
-        for name in (*counts, *given):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise SpecError(f"{name} must be at least 1, got {value}")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise SpecError(f"seed must be at least 0, got {self.seed}")
-
-    def _check_choices(self) -> None:
-        assert set(PENALTIES) == {"first_order", "spectral"}
-        for name, hint in get_type_hints(TrainConfig).items():
-            choices = get_args(hint)
-            named = choices and all(isinstance(choice, str) for choice in choices)
-            if named and getattr(self, name) not in choices:
-                known = ", ".join(choices)
-                raise SpecError(f"{name} is one of {known}, got {getattr(self, name)!r}")
-        if isinstance(self.augmentations, str):
-            raise SpecError(f"augmentations is a list of names, got {self.augmentations!r}")
-        object.__setattr__(self, "augmentations", tuple(self.augmentations))
 
     def computes(self, *terms: str) -> bool:
-        """Whether any of the terms weighs something and has something to move."""
-        return any(getattr(self, term) and term not in self.idle for term in terms)
+        """Return whether any of the terms weighs something and has something to move."""
+        return any(self.objective.weights[term] and term not in self.idle for term in terms)
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Terms that have nothing to move, or no augmented samples to be taken on."""
+        """Return terms that have nothing to move, or no augmented samples to be taken on."""
         full = FULL_TERMS if self.full == "kept" else ()
-        return full if self.augmentations else (*full, "augment")
+        augmented = any(name not in MIXING for name in self.augmentations)
+        return full if augmented else (*full, "augment")
 
     @property
-    def validation_steps(self) -> int:
-        """Every how many steps the model is validated; ten times a run unless told."""
-        return self.validate_every or max(1, self.steps // 10)
+    def of_classes(self) -> bool:
+        """Return whether outputs are logits of classes; else they are values, as in regression."""
+        return self.loss != "regression"
 
-    @property
-    def checkpoint_steps(self) -> int:
-        """Every how many steps a checkpoint is written; twenty times a run unless told."""
-        return self.checkpoint_every or max(1, self.steps // 20)
 
-    def learning_rate_for(self, batch: int) -> float:
-        """The peak learning rate at a global batch, by the linear rule if asked for (paper E.2)."""
-        if self.reference_batch is None:
-            return self.learning_rate
-        return self.learning_rate * batch / self.reference_batch
+def _check_choices(config: Any) -> None:
+    """Raise SpecError for a field that is not one of the words of its type."""
+    for name, hint in get_type_hints(type(config)).items():
+        choices = get_args(hint)
+        named = choices and all(isinstance(choice, str) for choice in choices)
+        if named and getattr(config, name) not in choices:
+            known = ", ".join(choices)
+            raise SpecError(f"{name} is one of {known}, got {getattr(config, name)!r}")
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise SpecError(f"{name} must be at least 1, got {value}")
+
+
+assert set(PENALTIES) == set(get_args(get_type_hints(CertificateTerm)["kind"]))

@@ -20,7 +20,7 @@ from t3c.nn.view import sort_
 from t3c.spec import ImageSpec, Profile, ProfileChain
 from t3c.train.augment import Augmentation
 from t3c.train.checkpoint import alone
-from t3c.train.config import TERMS, TrainConfig
+from t3c.train.config import CHECKPOINT_EVERY, CLIP_NORM, TERMS, VALIDATIONS, TrainConfig
 from t3c.train.diagnose import bad_gradient, culprit
 from t3c.train.losses import Loss, loss_of
 from t3c.train.policy_net import Controller
@@ -99,12 +99,13 @@ def fit(
                 on_step(step, values)
             if config.masks and step + 1 == config.steps:
                 sort_(model)  # what is validated and kept last is what is returned
-            if validation is not None and _due(step, config.validation_steps, config):
-                classes = config.outputs == "classes"
-                found = validate(model, shown(run.profiles), validation, task, classes=classes)
+            if validation is not None and _due(step, config.steps // VALIDATIONS, config):
+                found = validate(
+                    model, shown(run.profiles), validation, task, classes=config.of_classes
+                )
                 run.validation[step] = found
                 recorder.log(step, "validation", found)
-            if folder is not None and _due(step, config.checkpoint_steps, config):
+            if folder is not None and _due(step, CHECKPOINT_EVERY, config):
                 run.save(step + 1, network.penalty)
         if folder is not None:
             run.write_manifest()  # again: now all its data was seen
@@ -156,14 +157,14 @@ def _descend(
         if not bool(norm.isfinite()):  # before clipping, which would make all of them NaN
             name = bad_gradient(run.trained).removeprefix("model.")
             raise TrainError(f"step {step}: the gradient of {name!r} is not finite")
-        nn.utils.clip_grads_with_norm_(group["params"], config.clip_norm, norm)
+        nn.utils.clip_grads_with_norm_(group["params"], CLIP_NORM, norm)
     optimizer.step()
     return values
 
 
 def _due(step: int, every: int, config: TrainConfig) -> bool:
     """Every so many steps, and after the last."""
-    return (step + 1) % every == 0 or step + 1 == config.steps
+    return (step + 1) % max(1, every) == 0 or step + 1 == config.steps
 
 
 def _value(term: Tensor | None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,59 +19,36 @@ from t3c.nn.weight import ElasticWeight, Relaxation
 from t3c.spec import Form, LayerPoint, Profile
 
 
-def distill(
-    student: Tensor, teacher: Tensor, outputs: str = "classes", softening: float = 1.0
-) -> Tensor:
+def distill(student: Tensor, teacher: Tensor, *, of_classes: bool = True) -> Tensor:
     """KL(teacher || student), plus the relative drift ||z' - z|| / ||z||, both a mean over samples.
 
     KL alone is blind to shifts of the logits that softmax does not see. The drift is not squared:
     views that are close already, the full one above all, keep being pulled closer. Outputs that
-    are "values", no logits of classes, have the drift alone.
+    are not logits `of_classes` have the drift alone.
     """
     change, size = (z.flatten(1).norm(dim=1) for z in (student - teacher, teacher))
     drift: Tensor = (change / size.clamp_min(1e-12)).mean()
-    if outputs == "values":
+    if not of_classes:
         return drift
-    scaled = (z.flatten(0, -2) / softening for z in (teacher, student))
-    log_p, log_q = (F.log_softmax(z, dim=-1) for z in scaled)
-    kl = F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
-    return softening**2 * kl + drift
-
-
-class Rarely:
-    """A term taken every `every` steps, with as many times its gradient; else its last value.
-
-    The value is always the plain term, without a gradient on the steps in between. So the mean
-    gradient does not depend on `every`; what clips or normalizes single steps still damps a rare,
-    large gradient more than a steady one.
-    """
-
-    def __init__(self, every: int, last: float = 0.0) -> None:
-        self.every = every
-        self._last = torch.tensor(last)
-
-    def due(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def __call__(self, step: int, make: Callable[[], Tensor]) -> Tensor:
-        if not self.due(step):
-            return self._last
-        value = make()
-        self._last = value.detach()
-        return self._last + self.every * (value - self._last)
+    log_p, log_q = (F.log_softmax(z.flatten(0, -2), dim=-1) for z in (teacher, student))
+    return F.kl_div(log_q, log_p, log_target=True, reduction="batchmean") + drift
 
 
 class Certificate:
     """A drift penalty on the first `samples` of every `every`-th batch.
 
-    Drift up to `tolerance` costs nothing: max(0, drift - tolerance) (paper eq. loss).
+    Drift up to `tolerance` costs nothing: max(0, drift - tolerance) (paper eq. loss). On the steps
+    in between the value is the last one, without a gradient; where it is taken the gradient counts
+    `every` times. So the mean gradient does not depend on `every`; what clips or normalizes single
+    steps still damps a rare, large gradient more than a steady one.
     """
 
     def __init__(
         self, penalty: Penalty, every: int, samples: int, tolerance: float = 0.0, last: float = 0.0
     ) -> None:
         self.penalty, self.samples, self.tolerance = penalty, samples, tolerance
-        self._rarely = Rarely(every, last)
+        self.every = every
+        self._last = torch.tensor(last)
 
     def __call__(
         self,
@@ -82,13 +59,14 @@ class Certificate:
         inputs: Inputs,
         relaxation: Relaxation | None = None,
     ) -> Tensor:
-        def over() -> Tensor:
-            few = select(inputs, slice(self.samples))
-            with at(model, profile, relaxation):
-                drift = self.penalty(model, original, profile, few)
-            return (drift - self.tolerance).clamp_min(0)
-
-        return self._rarely(step, over)
+        if step % self.every:
+            return self._last
+        few = select(inputs, slice(self.samples))
+        with at(model, profile, relaxation):
+            drift = self.penalty(model, original, profile, few)
+        value = (drift - self.tolerance).clamp_min(0)
+        self._last = value.detach()
+        return self._last + self.every * (value - self._last)
 
 
 def tail(weights: Mapping[str, ElasticWeight], points: Mapping[str, LayerPoint]) -> Tensor:

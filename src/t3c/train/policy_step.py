@@ -30,10 +30,7 @@ class PolicyStep:
         assert config.controller != "off"
         self.targets, self.config = targets, config
         terrain = Terrain(targets.chains, targets.shares)
-        settings = ControllerConfig(
-            method=config.controller, monotone=config.monotone, token=config.token,
-            overrun=config.budget, isotonic=config.isotonic, seed=config.seed,
-        )  # fmt: skip
+        settings = ControllerConfig(method=config.controller, seed=config.seed)
         points = {u: tuple(o.point for o in options) for u, options in targets.chains.items()}
         self.controller = Controller(points, (DEVICE,), settings)
         warm_start_(self.controller, {DEVICE: terrain})
@@ -68,12 +65,7 @@ class PolicyStep:
             terms["drift"] = self.ground.log_drift(choice).mean()
         elif profile.name == CONTROLLED:
             terms["drift"] = self._reinforced(step, distance)
-        if self.config.isotonic:
-            looser = limits + (1 - limits) * 0.25
-            terms["isotonic"] = gradient.isotonic(
-                logits, self.controller(looser, 0), self.ground.sizes
-            )
-        return {name: term.float() for name, term in terms.items() if getattr(self.config, name)}
+        return {name: term.float() for name, term in terms.items()}
 
     def _reinforced(self, step: int, distance: float) -> Tensor:
         """What to minimise for the profile of the step to be drawn as often as it did well."""

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Run:
         self.waiting: list[Sample] = [next(self.stream)]
         first = self.waiting[0][0]
         self.batch = len(tensors(first)[0])
-        targets = find_targets(model, first, config, shares)
+        targets = find_targets(model, first, config.goal, shares)
         self.profiles = targets.profiles
         self.policy = None if config.controller == "off" else PolicyStep(targets, config)
         self.trained = nn.ModuleDict({"model": model})
@@ -99,8 +99,7 @@ class Run:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
-        share = learning_rate_share(step, self.config)
-        return self.config.learning_rate_for(self.batch) * share
+        return self.config.learning_rate * learning_rate_share(step, self.config)
 
     def last(self) -> dict[str, float]:
         """The latest value of each term."""
@@ -175,7 +174,7 @@ class Run:
             yield inputs, target
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        peak = self.config.learning_rate_for(self.batch)
+        peak = self.config.learning_rate
         own = [p for p in trainable(self.model, self.config) if p.requires_grad]
         groups: list[dict[str, Any]] = [
             {"params": own, "peak": peak, "weight_decay": self.config.weight_decay}
@@ -216,6 +215,9 @@ def _config_of(path: Path) -> dict[str, Any]:
 
 
 def _comparable(config: TrainConfig) -> dict[str, Any]:
-    """What has to be the same for a run to go on, as JSON gives it back."""
-    plain = asdict(replace(config, validate_every=None, checkpoint_every=None))
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()}
+    """Return what has to be the same for a run to go on, by path, as JSON gives it back."""
+    flat: dict[str, Any] = {}
+    for name, value in asdict(config).items():
+        inner = value.items() if isinstance(value, dict) else ()
+        flat |= {f"{name}.{key}": v for key, v in inner} or {name: value}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in flat.items()}

@@ -8,7 +8,7 @@ import numpy as np
 
 from t3c.convert import LayerPlan, units
 from t3c.spec import LayerPoint, Profile, ProfileChain
-from t3c.train.config import TrainConfig
+from t3c.train.config import ANNEAL, TrainConfig
 from t3c.train.schedules import broad_share, draws
 
 ALPHA = 0.75  # of the Beta distribution that levels come from
@@ -24,8 +24,8 @@ def draw(
         return targets.profiles[int(rng.integers(len(targets)))]
     least = 0.0
     if config.curriculum == "falling":
-        least = max(0.0, 1 - step / max(1.0, config.anneal * config.steps))
-    return held(sample_profile(plans, rng, least), plans, config)
+        least = max(0.0, 1 - step / max(1.0, ANNEAL * config.steps))
+    return sample_profile(plans, rng, least)
 
 
 def sample_profile(
@@ -48,19 +48,3 @@ def sample_profile(
         point = LayerPoint(pick(sorted(ranks), rank_level), pick(sorted(bits), bit_level))
         points |= unit.layer_points(point)
     return Profile("sampled", points)
-
-
-def held(profile: Profile, plans: Sequence[LayerPlan], config: TrainConfig) -> Profile:
-    """The profile with bits or ranks at their top, where only the other is elastic."""
-    if config.elastic == "both":
-        return profile
-    tops = {plan.spec.name: LayerPoint(plan.ranks[-1], plan.bits[-1]) for plan in plans}
-    return Profile(
-        profile.name,
-        {
-            name: LayerPoint(point.rank, tops[name].bits)
-            if config.elastic == "ranks"
-            else LayerPoint(tops[name].rank, point.bits)
-            for name, point in profile.points.items()
-        },
-    )

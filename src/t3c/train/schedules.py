@@ -9,7 +9,7 @@ import torch
 
 from t3c.nn.masks import temperature_at
 from t3c.nn.weight import Relaxation
-from t3c.train.config import TrainConfig
+from t3c.train.config import ANNEAL, BROAD, CONTROLLER_WEIGHTS, RAMP, TrainConfig
 
 RAMPED = ("distill", "augment")
 
@@ -24,11 +24,11 @@ def learning_rate_share(step: int, config: TrainConfig) -> float:
 
 def coefficient(term: str, step: int, config: TrainConfig) -> float:
     """What a term weighs at a step: its weight, linearly ramped up where the paper ramps it."""
-    weight: float = getattr(config, term)
+    weight = (config.objective.weights | CONTROLLER_WEIGHTS)[term]
     if term in RAMPED:
-        return weight * _rise(step, config.ramp * config.steps)
+        return weight * _rise(step, RAMP * config.steps)
     if term == "certificate":
-        return weight * _rise(step, config.anneal * config.steps)
+        return weight * _rise(step, ANNEAL * config.steps)
     if term == "entropy":  # to explore first
         return weight * (1 - step / config.steps)
     return weight
@@ -36,9 +36,11 @@ def coefficient(term: str, step: int, config: TrainConfig) -> float:
 
 def broad_share(step: int, config: TrainConfig) -> float:
     """gamma_t: how much of the draws is still broad (paper E.2)."""
+    if config.curriculum == "aimed":
+        return 0.0
     if config.curriculum != "profiles":
         return 1.0
-    return max(config.broad, 1 - _rise(step, config.anneal * config.steps))
+    return max(BROAD, 1 - _rise(step, ANNEAL * config.steps))
 
 
 def temperature(step: int, config: TrainConfig) -> float:
@@ -65,4 +67,4 @@ def noise(seed: int, step: int, what: str) -> torch.Generator:
 
 
 def _rise(step: int, over: float) -> float:
-    return 1.0 if over <= 0 else min(1.0, step / over)
+    return min(1.0, step / over)

@@ -18,8 +18,7 @@ from t3c.control.profiles import names_for, spread
 from t3c.convert import LayerPlan, Unit, state_of, units
 from t3c.cost.work import layer_work
 from t3c.nn.inputs import Inputs, select
-from t3c.spec import LayerPoint, LayerSpec, ProfileChain
-from t3c.train.config import TrainConfig
+from t3c.spec import Goal, LayerPoint, LayerSpec, ProfileChain
 
 SAMPLES = 8
 
@@ -35,7 +34,7 @@ class Targets:
 
 
 def find_targets(
-    model: nn.Module, samples: Inputs, config: TrainConfig, shares: Shares | None = None
+    model: nn.Module, samples: Inputs, goal: Goal, shares: Shares | None = None
 ) -> Targets:
     """Chains over what points take and first-order drift, profiles from the knapsack over them.
 
@@ -50,10 +49,10 @@ def find_targets(
         shared,
         taken,
         lambda name, point: sensitivities[name].squared_drift(point),
-        config.size_weight,
+        goal.size_weight,
     )
-    chains = {name: chain(_elastic(o, config)) for name, o in offered.items()}
-    path = spread(allocations(chains), config.worst_drift, config.profiles)
+    chains = {name: chain(options) for name, options in offered.items()}
+    path = spread(allocations(chains), goal.worst_drift, goal.profiles)
     named = zip(names_for(len(path)), path, strict=True)
     profiles = ProfileChain(tuple(layer_profile(shared, a.points, name) for name, a in named))
     return Targets(shared, chains, chain_shares(shared, chains, taken), profiles)
@@ -76,12 +75,3 @@ def counted_shares(plans: Sequence[LayerPlan]) -> Shares:
 def _work(spec: LayerSpec, point: LayerPoint) -> tuple[int, int]:
     works = [layer_work(spec, point, form) for form in spec.forms(point)]
     return min(w.flops for w in works), works[0].size_bytes
-
-
-def _elastic(options: Sequence[Option], config: TrainConfig) -> list[Option]:
-    """The options that are left where only ranks or only bits are elastic."""
-    if config.elastic == "both":
-        return list(options)
-    axis = "bits" if config.elastic == "ranks" else "rank"
-    top = max(getattr(o.point, axis) for o in options)
-    return [o for o in options if getattr(o.point, axis) == top]

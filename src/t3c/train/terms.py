@@ -17,8 +17,8 @@ from t3c.nn.view import at, elastic_weights
 from t3c.nn.weight import Relaxation
 from t3c.spec import Profile
 from t3c.train import objective
-from t3c.train.augment import Augmentation, cutmix, mixup
-from t3c.train.config import FULL_TERMS, TrainConfig
+from t3c.train.augment import MIXING, Augmentation
+from t3c.train.config import CERTIFICATE_EVERY, FULL_TERMS, TrainConfig
 from t3c.train.losses import Loss
 from t3c.train.precision import multiplying
 from t3c.train.processes import Processes
@@ -50,12 +50,11 @@ class NetworkTerms:
         self.loss, self.config, self.processes = loss, config, processes
         self.augmentation = augmentation
         self.weights = elastic_weights(model)
-        self.penalty: Penalty = PENALTIES[config.certificate_kind](config.seed)
+        self.penalty: Penalty = PENALTIES[config.certificate.kind](config.seed)
         self.certificate = objective.Certificate(
-            self.penalty, config.certificate_every, config.certificate_samples, config.tolerance,
-            last.get("certificate", 0.0),
+            self.penalty, CERTIFICATE_EVERY, config.certificate.samples,
+            config.certificate.tolerance, last.get("certificate", 0.0),
         )  # fmt: skip
-        self.full = {n: objective.Rarely(config.full_every, last.get(n, 0.0)) for n in FULL_TERMS}
 
     def __call__(
         self, step: int, inputs: Inputs, target: Tensor, profile: Profile
@@ -63,7 +62,7 @@ class NetworkTerms:
         """Every term that weighs something, unweighted; means over the samples of all processes."""
         relaxed = relaxation(step, self.config)
         batch = self._prepare(step, inputs, target)
-        makers = self._views(step, batch, profile, relaxed) | {
+        makers = self._views(batch, profile, relaxed) | {
             "certificate": partial(
                 self.certificate, step, self.model, self.original, profile, batch.plain, relaxed
             ),
@@ -74,9 +73,9 @@ class NetworkTerms:
         return {name: make() for name, make in makers.items() if self.config.computes(name)}
 
     def _views(
-        self, step: int, batch: Batch, profile: Profile, relaxed: Relaxation | None
+        self, batch: Batch, profile: Profile, relaxed: Relaxation | None
     ) -> dict[str, Callable[[], Tensor]]:
-        """The terms that need outputs: of the sampled profile, and now and then of the full view.
+        """The terms that need outputs: of the sampled profile, and of the full view.
 
         One pass of the original and one of the profile serve plain and augmented samples both.
         """
@@ -90,7 +89,7 @@ class NetworkTerms:
             extra, extra_weight = self.processes.share(batch.augmented)
             parts, weights = [plain, extra], [weight, extra_weight]
         sizes = [len(tensors(part)[0]) for part in parts]
-        match = partial(objective.distill, outputs=config.outputs, softening=config.softening)
+        match = partial(objective.distill, of_classes=config.of_classes)
         with torch.no_grad(), multiplying(config.precision):
             teachers = torch.split(call(self.original, join(parts)).float(), sizes)
         makers: dict[str, Callable[[], Tensor]] = {}
@@ -101,15 +100,10 @@ class NetworkTerms:
             for name, s, t, w in zip(names, students, teachers, weights, strict=False):
                 makers[name] = lambda s=s, t=t, w=w: w * match(s, t)  # type: ignore[misc]
         if config.computes(*FULL_TERMS):
-            due = self.full["task"].due(step)
             with at(model, None), multiplying(config.precision):
-                full = call(model, plain).float() if due else teachers[0]
-            makers["task"] = lambda: self.full["task"](
-                step, lambda: weight * self._task(full, target)
-            )
-            makers["anchor"] = lambda: self.full["anchor"](
-                step, lambda: weight * match(full, teachers[0])
-            )
+                full = call(model, plain).float()
+            makers["task"] = lambda: weight * self._task(full, target)
+            makers["anchor"] = lambda: weight * match(full, teachers[0])
         return makers
 
     def _task(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -123,24 +117,23 @@ class NetworkTerms:
     def _prepare(self, step: int, inputs: Inputs, target: Tensor) -> Batch:
         """Mix labels if asked to, and augment the second half of the batch."""
         config, rows = self.config, len(tensors(inputs)[0])
-        if config.mixing != "none":
+        if self.augmentation.mixing:
             inputs, target = self._mixed(step, inputs, target)
         half = rows // 2
-        if not (config.augment and self.augmentation.names and half):
+        if not (config.computes("augment") and half):
             return Batch(inputs, target, None)
         random = noise(config.seed, step, "augment")
         moved = self.augmentation(select(inputs, slice(rows - half, None)), random)
         return Batch(select(inputs, slice(rows - half)), target[: rows - half], moved)
 
     def _mixed(self, step: int, inputs: Inputs, target: Tensor) -> tuple[Inputs, Tensor]:
-        """Mixup or CutMix, with "both" either by the toss of a coin."""
+        """Mix samples and labels by one of the ways there are, drawn anew for each batch."""
         if not isinstance(inputs, Tensor):
             kind = type(inputs).__name__
             raise DataError(f"mixing is for images, one tensor (n, c, h, w), got a {kind}")
         with torch.no_grad():
             classes = call(self.original, inputs[:1]).shape[-1]
-        kind = self.config.mixing
-        if kind == "both":
-            kind = "mixup" if draws(self.config.seed, step, "mixing").random() < 0.5 else "cutmix"
-        mix = mixup if kind == "mixup" else cutmix
+        ways = self.augmentation.mixing
+        drawn = int(draws(self.config.seed, step, "mixing").integers(len(ways)))
+        mix = MIXING[ways[drawn]]
         return mix(inputs, target, noise(self.config.seed, step, "mix"), classes=classes)

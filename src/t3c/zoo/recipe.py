@@ -14,19 +14,18 @@ from t3c.engines import ENGINES
 from t3c.errors import SpecError
 from t3c.exporter import ExportConfig
 from t3c.train import BlockConfig, TrainConfig
-from t3c.train.augment import AUGMENTATIONS
+from t3c.train.augment import AUGMENTATIONS, MIXING
 from t3c.train.losses import LOSSES
 from t3c.zoo.settings import changed, near, parse_yaml, read_settings
 from t3c.zoo.subjects import SUBJECTS
-
-OWN = ("batch", "samples")  # settings that go by one name and are not of `train`
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Values to try of settings, and the seeds each combination is tried with (paper E.2).
 
-    Names are those of `train`, or lead to others: `elastic.rank_caps.linear`. The best is the
+    Names are those of `train`, or lead to others: `objective.certificate`, which is of `train`, or
+    `elastic.rank_caps.linear`. The best is the
     least task loss, plus `slack` times the drift beyond `drift`, both means over tiny, med and max
     on the validation part.
     """
@@ -53,9 +52,11 @@ class Sweep:
 class Recipe:
     """A subject of the zoo, how it is made elastic, trained and, if `export` is there, exported.
 
-    `samples` limits the training part; with `smooth`, inputs of linear layers are evened out
-    before anything else; `settle` are the bits of views whose codes are settled on the data;
-    `blocks` reconstructs block by block first.
+    `batch` samples are taken at a step; `samples` limits the training part.
+    `smooth` makes activations of linear layers easier to round (SmoothQuant), before anything else.
+    `settle` are the bit widths that weights are rounded for with second-order compensation (GPTQ),
+    ending with the most there are; without them weights are rounded to the nearest.
+    `blocks` reconstructs block by block before training end to end.
     """
 
     subject: str
@@ -73,10 +74,10 @@ class Recipe:
         _check_choice("subject", self.subject, SUBJECTS)
         _check_choice("train.loss", self.train.loss, LOSSES)
         for name in self.train.augmentations:
-            _check_choice("train.augmentations", name, AUGMENTATIONS)
+            _check_choice("train.augmentations", name, {**AUGMENTATIONS, **MIXING})
         if self.export is not None:
             _check_choice("export.engine", self.export.engine, ENGINES)
-        for name in OWN:
+        for name in ("batch", "samples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SpecError(f"{name} must be at least 1, got {value}")
@@ -129,8 +130,9 @@ def _check_choice(where: str, name: str, known: Mapping[str, object]) -> None:
 
 
 def _path(name: str) -> tuple[str, ...]:
+    """Return where a setting is in a recipe: what is no part of the recipe itself is of `train`."""
     parts = tuple(name.split("."))
-    return parts if len(parts) > 1 or name in OWN else ("train", name)
+    return parts if parts[0] in Recipe.__dataclass_fields__ else ("train", *parts)
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -5,69 +5,44 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import nn
 
-from t3c.certify.drift import relative_drift
 from t3c.control.options import Shares
-from t3c.convert import elasticize_, smooth_, state_of
-from t3c.engines.protocol import Array
+from t3c.convert import elasticize_, settle_, smooth_
 from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Timed, export
 from t3c.exporter.content import topology
 from t3c.files import write_atomic, writing
-from t3c.nn.inputs import call, evaluating
-from t3c.nn.view import at
-from t3c.spec import LayerPoint, Profile, ProfileChain, TextSpec
+from t3c.nn.inputs import evaluating
+from t3c.spec import TextSpec
 from t3c.train import History, Keep, TrainConfig, fit, reconstruct
 from t3c.train.checkpoint import latest
-from t3c.train.losses import Loss, loss_of
+from t3c.train.losses import loss_of
 from t3c.train.processes import Processes
-from t3c.train.targets import counted_shares, find_targets
+from t3c.train.targets import find_targets
 from t3c.train.validate import shown, validate
 from t3c.zoo.recipe import Recipe, Sweep
-from t3c.zoo.subjects import SUBJECTS, Labelled, Subject, in_batches
+from t3c.zoo.subjects import SUBJECTS, Subject
+from t3c.zoo.views import ViewRow, Watch, view_rows
 
 RESULT, RECIPE, SCORE, SPENT = "result.json", "recipe.json", "score.json", "seconds"
 BLOCK_SAMPLES = 512  # that blocks are reconstructed on: their inputs are held in memory
 RECONSTRUCTED = "reconstructed.safetensors"
-SAME = (
-    "subject",
-    "batch",
-    "samples",
-    "smooth",
-    "elastic",
-    "blocks",
-)  # for a run to be gone on with
-Z95 = 1.959963984540054
+# What has to be the same for a run to go on.
+SAME = ("subject", "batch", "samples", "smooth", "elastic", "settle", "blocks")
 Say = Callable[[str], object]
-Watch = Callable[[str, int, int], object]
-
-
-@dataclass(frozen=True)
-class View:
-    """How a view did on the test part: loss and drift, and which samples it got right."""
-
-    loss: float
-    drift: float
-    right: Array | None
-
-    @property
-    def accuracy(self) -> float | None:
-        return None if self.right is None else float(self.right.mean())
 
 
 @dataclass(frozen=True)
@@ -83,7 +58,7 @@ class Trained:
     model: nn.Module
     history: History
     seconds: float
-    rows: list[dict[str, Any]]
+    rows: list[ViewRow]
     samples: int
 
 
@@ -110,10 +85,11 @@ def train_recipe(
         smooth_(subject.model, subject.statistics)
     say(f"making it elastic, with factors that suit {subject.observed} samples")
     elasticize_(subject.model, subject.example, recipe.elastic, calibration=subject.statistics)
+    if recipe.settle:
+        rounded = settle_(subject.model, subject.statistics, recipe.settle)
+        say(f"rounded {len(rounded)} linear layers with second-order compensation")
     if recipe.export is not None:
-        topology(
-            subject.model, subject.axes
-        )  # what cannot be exported is known before it is trained
+        topology(subject.model, subject.axes)  # what cannot be exported is known before training
     model, untrained = subject.model, copy.deepcopy(subject.model)
     config = recipe.train
     taken = None if shares is None or begun else shares(model)  # a run begun has its profiles
@@ -131,7 +107,11 @@ def train_recipe(
         return Trained(subject, model, history, seconds, [], 0)
     say(f"testing on {len(subject.test[0])} samples that nothing was tuned on")
     rows = view_rows(model, untrained, history.profiles, subject, config, watch)
-    payload = {"subject": subject.name, "samples": len(subject.test[0]), "profiles": rows}
+    payload = {
+        "subject": subject.name,
+        "samples": len(subject.test[0]),
+        "profiles": [asdict(row) for row in rows],
+    }
     write_atomic(out / RESULT, json.dumps(payload, indent=1).encode())
     if recipe.export is not None:
         say("exporting")
@@ -227,7 +207,7 @@ def _reconstruct(
     # Batches of their own: those of the training begin where they begin without blocks.
     count = min(recipe.samples or BLOCK_SAMPLES, BLOCK_SAMPLES)
     batches = subject.batches(recipe.batch, recipe.train.seed, count)
-    targets = find_targets(subject.model, subject.train[0], recipe.train, shares).profiles
+    targets = find_targets(subject.model, subject.train[0], recipe.train.goal, shares).profiles
     reconstruct(subject.model, batches, recipe.blocks, profiles=list(targets), watch=watch)
     write_atomic(path, save({n: p.detach().contiguous() for n, p in parameters.items()}))
 
@@ -242,99 +222,27 @@ def told(config: TrainConfig, watch: Watch) -> Callable[[int, Mapping[str, float
     return on_step
 
 
-def view_rows(
-    model: nn.Module,
-    untrained: nn.Module,
-    profiles: ProfileChain,
-    subject: Subject,
-    config: TrainConfig,
-    watch: Watch,
-) -> list[dict[str, Any]]:
-    """Every profile, smallest first, and full: trained, untrained, and paired differences."""
-    loss = loss_of(config.loss)
-    shares = counted_shares(state_of(model).plan.layers)
-    views: list[Profile | None] = [*profiles, None]
-    seen: list[list[View]] = [[] for _ in range(2 * len(views))]
-    parts = subject.in_batches(subject.test)
-    for index, part in enumerate(parts):
-        watch("testing", index + 1, len(parts))
-        originals = outputs(state_of(model).original, None, part)
-        wanted = [(m, profile) for m in (model, untrained) for profile in views]
-        for found, (m, profile) in zip(seen, wanted, strict=True):
-            found.append(tested(outputs(m, profile, part), originals, part[1], loss))
-    sizes = [len(target) for _, target in parts]
-    whole = [together(found, sizes) for found in seen]
-    trained, before = whole[: len(views)], whole[len(views) :]
-    return [
-        {
-            "name": "full" if profile is None else profile.name,
-            "accuracy": mine.accuracy, "untrained": old.accuracy,
-            "loss": mine.loss, "untrained_loss": old.loss,
-            "drift": mine.drift, "untrained_drift": old.drift, **_shares(profile, shares),
-            "to_full": paired(mine, trained[-1]), "to_next": above and paired(mine, above),
-        }
-        for profile, mine, old, above in zip(
-            views, trained, before, [*trained[1:], None], strict=True
-        )
-    ]  # fmt: skip
+@dataclass(frozen=True)
+class Score:
+    """What a sweep ranks its points by: the task loss plus the weighed drift beyond its limit."""
+
+    score: float
+    loss: float
+    slack: float
 
 
-@torch.no_grad()
-def outputs(model: nn.Module, profile: Profile | None, part: Labelled) -> Tensor:
-    """What a view answers; weights are quantized as stored, activations are in float."""
-    with evaluating(model), at(model, profile):
-        return torch.cat([call(model, inputs) for inputs, _ in in_batches(part)])
+@dataclass(frozen=True)
+class SweepRow:
+    """A point of a sweep: its settings, its score (as in `Score`), and the folder of its run."""
+
+    settings: Mapping[str, Any]
+    score: float
+    loss: float
+    slack: float
+    out: str
 
 
-def tested(answers: Tensor, originals: Tensor, target: Tensor, loss: Loss) -> View:
-    """How answers did against the labels and against the original's."""
-    drift = float(relative_drift(answers, originals).mean())
-    classes = target.dim() == 1 and answers.dim() == 2 and not target.is_floating_point()
-    right = (answers.argmax(-1) == target).numpy() if classes else None
-    return View(float(loss(answers, target)), drift, right)
-
-
-def together(views: Sequence[View], sizes: Sequence[int]) -> View:
-    """The view of all samples, of what it was on parts of these sizes."""
-    loss, drift = (
-        float(np.average([getattr(v, name) for v in views], weights=sizes))
-        for name in ("loss", "drift")
-    )
-    right = [v.right for v in views if v.right is not None]
-    return View(loss, drift, np.concatenate(right) if right else None)
-
-
-def paired(mine: View, other: View) -> dict[str, float] | None:
-    """The difference of two accuracies on the same samples, and its 95% interval."""
-    if mine.right is None or other.right is None:
-        return None
-    return paired_difference(mine.right, other.right)
-
-
-def paired_difference(mine: Array, other: Array) -> dict[str, float]:
-    """How much more of the same samples (n,) is right, as a share, and its 95% interval.
-
-    The interval is that of Bonett and Price, of one more sample won and one more lost: where none
-    differ it does not claim that none ever will.
-    """
-    won, lost = (int((a & ~b).sum()) for a, b in ((mine, other), (other, mine)))
-    n = len(mine) + 2
-    centre, changed = (won - lost) / n, (won + lost + 2) / n
-    error = Z95 * math.sqrt((changed - centre**2) / n)
-    return {"difference": (won - lost) / len(mine), "low": centre - error, "high": centre + error}
-
-
-def _shares(
-    profile: Profile | None, shares: Callable[[str, LayerPoint], tuple[float, float, float]]
-) -> dict[str, float]:
-    """The counted work and bytes of a profile, as shares of the all-dense 8-bit network."""
-    if profile is None:
-        return {"flops": 1.0, "bytes": 1.0}
-    taken = [shares(name, point) for name, point in profile.points.items()]
-    return {"flops": sum(t[0] for t in taken), "bytes": sum(t[1] for t in taken)}
-
-
-def sweep(recipe: Recipe, out: Path, *, say: Say, watch: Watch) -> list[dict[str, Any]]:
+def sweep(recipe: Recipe, out: Path, *, say: Say, watch: Watch) -> list[SweepRow]:
     """Train every point of the recipe's grid; rows with their scores, best first.
 
     A point that has its result in `out` already is not trained again, one that was stopped goes on.
@@ -354,10 +262,9 @@ def sweep(recipe: Recipe, out: Path, *, say: Say, watch: Watch) -> list[dict[str
             data = {"settings": changed, "validated": _validated(done, point.train)}
             write_atomic(path, json.dumps(data, indent=1, default=dict).encode())
         kept = _read(path, "settings", "validated")
-        rows.append(
-            {"settings": kept["settings"], **score(kept["validated"], rule), "out": str(folder)}
-        )
-    return sorted(rows, key=lambda row: row["score"])
+        found = asdict(score(kept["validated"], rule))
+        rows.append(SweepRow(kept["settings"], **found, out=str(folder)))
+    return sorted(rows, key=lambda row: row.score)
 
 
 def folder_of(point: Recipe, changed: Mapping[str, Any]) -> str:
@@ -374,15 +281,15 @@ def _validated(done: Trained, config: TrainConfig) -> dict[str, float]:
         return validate(done.model, shown(done.history.profiles), part, loss_of(config.loss))
 
 
-def score(validated: Mapping[str, float], rule: Sweep) -> dict[str, float]:
-    """The task loss and the drift beyond the rule's, means over tiny, med and max (paper E.2)."""
+def score(validated: Mapping[str, float], rule: Sweep) -> Score:
+    """Compute the task loss and the drift beyond the rule's: means over tiny, med and max."""
     names = [key.removesuffix("/loss") for key in validated if key.endswith("/loss")]
     names = [name for name in names if name != "full"]
     if not names:
         raise DataError("no profile was validated")
     loss = sum(validated[f"{n}/loss"] for n in names) / len(names)
     slack = sum(max(0.0, validated[f"{n}/drift"] - rule.drift) for n in names) / len(names)
-    return {"score": loss + rule.slack * slack, "loss": loss, "slack": slack}
+    return Score(loss + rule.slack * slack, loss, slack)
 
 
 def _read(path: Path, *names: str) -> dict[str, Any]:
