@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from t3c.artifact.devices import DeviceTable, LayerTiming, explain_forms
+from t3c.artifact.draft import Draft
 from t3c.artifact.manifest import DENSE
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
@@ -77,12 +78,12 @@ class Written:
         self.traced = content.topology(self.model)
         self.artifact = self.write(folder)
 
-    def write(self, folder: Path, draft: Artifact | None = None) -> Artifact:
+    def write(self, folder: Path, packed: Draft | None = None) -> Artifact:
         folder.mkdir(exist_ok=True)
-        return content.write(
-            folder, self.model, self.traced, self.allocated, self.samples, name="net", seed=0,
-            image=None, classes=None, draft=draft,
-        )  # fmt: skip
+        return content.write(folder, packed or self.pack(), self.allocated, self.samples)
+
+    def pack(self) -> Draft:
+        return content.pack(content.Described(self.model, self.traced, "net"), self.allocated)
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +172,15 @@ def test_ranges_are_those_of_the_float_graph_in_aligned_form(net: Written) -> No
     assert not any(name.endswith("/aligned") for name in net.artifact.ranges("max"))
 
 
-def test_a_second_write_takes_the_columns_of_the_draft(
+def test_what_is_written_takes_the_columns_of_what_was_packed(
     net: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> str:
         raise AssertionError
 
+    packed = net.pack()
     monkeypatch.setattr(aligning, "choose_columns", refuse)
-    again = net.write(tmp_path / "again.t3c", net.artifact)
+    again = net.write(tmp_path / "again.t3c", packed)
     assert (again.path / DENSE).read_bytes() == (net.artifact.path / DENSE).read_bytes()
     assert again.manifest.specs == net.artifact.manifest.specs
 

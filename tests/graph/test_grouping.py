@@ -18,7 +18,7 @@ from t3c.engines import ENGINES, open_engine
 from t3c.engines.protocol import Array
 from t3c.errors import CorruptError, SpecError
 from t3c.exporter.allocate import Allocated
-from t3c.exporter.content import topology, write
+from t3c.exporter.content import Described, pack, topology, write
 from t3c.graph.assemble import (
     Group,
     assemble,
@@ -58,10 +58,8 @@ def written(model: nn.Module, samples: Inputs, folder: Path) -> Artifact:
     menus = {name: Menu(tuple(dict.fromkeys(e[name] for e in ends))) for name in ends[0]}
     chain = ProfileChain((Profile("tiny", ends[0]), Profile("max", ends[1])))
     allocated = Allocated(menus, chain, drifts={"tiny": 1.0, "max": 0.0})
-    return write(
-        folder, model, topology(model), allocated, samples, name="grouped", seed=0, image=None,
-        classes=None,
-    )  # fmt: skip
+    packed = pack(Described(model, topology(model), "grouped"), allocated)
+    return write(folder, packed, allocated, samples)
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,9 @@ from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.engines.torch import TorchSession
 from t3c.errors import SpecError
+from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
-from t3c.exporter.content import topology, write
+from t3c.exporter.content import topology
 from t3c.graph.assemble import assemble, candidate_groups, synthetic_layer
 from t3c.graph.builder import Builder, Stage, execution_stages
 from t3c.graph.int4 import fits_four_bits, four_bit_codes, four_bit_tensor, pack, products
@@ -291,10 +292,9 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     menus = {name: Menu(tuple(end[name] for end in ends)) for name in ends[0]}
     chain = ProfileChain((Profile("tiny", ends[0]), Profile("max", ends[1])))
     allocated = Allocated(menus, chain, drifts={"tiny": 1.0, "max": 0.0})
-    return write(
-        tmp_path_factory.mktemp("network"), model, topology(model), allocated, samples,
-        name="network", seed=0, image=None, classes=None,
-    )  # fmt: skip
+    described = content.Described(model, topology(model), "network")
+    packed = content.pack(described, allocated)
+    return content.write(tmp_path_factory.mktemp("network"), packed, allocated, samples)
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))

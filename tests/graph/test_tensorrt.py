@@ -26,7 +26,7 @@ from t3c.engines import open_engine
 from t3c.engines.torch import TorchSession
 from t3c.errors import EngineError
 from t3c.exporter.allocate import Allocated
-from t3c.exporter.content import topology, write
+from t3c.exporter.content import Described, pack, topology, write
 from t3c.graph import tensorrt, tensorrt_rules
 from t3c.graph.assemble import activation_grid, assemble, candidate_groups
 from t3c.graph.tensorrt import problems, tensorrt_model, write_tensorrt
@@ -64,10 +64,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, Array]:
     menus = {name: Menu(tuple(dict.fromkeys(e[name] for e in ends))) for name in ends[0]}
     chain = ProfileChain((Profile("tiny", ends[0]), Profile("max", ends[1])))
     allocated = Allocated(menus, chain, drifts={"tiny": 1.0, "max": 0.0})
-    artifact = write(
-        tmp_path_factory.mktemp("words"), model, topology(model), allocated, ids, name="words",
-        seed=0, image=None, classes=None,
-    )  # fmt: skip
+    packed = pack(Described(model, topology(model), "words"), allocated)
+    artifact = write(tmp_path_factory.mktemp("words"), packed, allocated, ids)
     return artifact, ids.numpy()
 
 

@@ -159,7 +159,7 @@ def test_what_is_not_elastic_stays_at_its_top(
             assert ranks == {plan.ranks[-1]}
             assert bits == set(plan.bits)
     for options in found.chains.values():
-        held = {o.point.bits if elastic_in == "ranks" else o.point.rank for o in options}
+        held = {o.point.bits if elastic_in == "ranks" else o.point.level for o in options}
         assert len(held) == 1
 
 

@@ -27,11 +27,11 @@ from t3c.control.policy import Policy, summarize
 from t3c.control.profiles import spread
 from t3c.control.proposed import Controlled
 from t3c.control.snap import Snap, Snapped, hold, snap
+from t3c.control.templates import template_wishes
 from t3c.control.token import Token
 from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
 from t3c.errors import SpecError
-from t3c.exporter.proposals import template_wishes
 from t3c.nn.inputs import Inputs, select, tensors
 from t3c.spec import LayerPoint, Level, Menu, Profile, ProfileChain
 from t3c.train.controller import train_controller
@@ -209,7 +209,7 @@ def propose(
     """Return a level of each unit, for budgets from the smallest to the largest."""
     if wanted.proposals == "template":
         wishes = template_wishes(list(shared.values()), wanted.count)
-        return snap(wishes, chains, tolerance=wanted.layer_drift)
+        return snap(wishes, chains, wanted.layer_drift)
     if policy is not None:
         path = decided(policy, chains, continuous=wanted.controller.proposals)
     else:
