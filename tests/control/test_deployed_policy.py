@@ -134,12 +134,12 @@ def test_the_formulas() -> None:
     arrays |= {"summary": np.array([[1.0], [0.0]]), "summary_std": np.array([2.0])}
     policy = Policy(about, **arrays)
     # latency 0.6 reaches 0.6 and size 0.75 reaches 0.1 + 0.9 / 2 = 0.55, energy never limits
-    logits = policy.logits(Token(0.6, 0.75, 0.0))["u"]
-    np.testing.assert_allclose(logits, [0, 2 * 0.55 - 0.5, 0.6 + 8 * 0.55 - 6], atol=1e-6)
+    logits = np.cumsum(policy.scores(Token(0.6, 0.75, 0.0)))
+    np.testing.assert_allclose(logits, [2 * 0.55 - 0.5, 0.6 + 8 * 0.55 - 6], atol=1e-6)
     assert policy.points(Token(0.6, 0.75, 0.0)) == {"u": Level(2, 4)}
     assert policy.points(Token()) == {"u": Level(4, 8)}
-    shifted = policy.logits(Token(0.6, 0.75, 0.0), summary=np.array([-100.0]))["u"]
-    np.testing.assert_allclose(shifted - logits, [0, -4, -4], atol=1e-6)  # clipped at 4
+    shifted = np.cumsum(policy.scores(Token(0.6, 0.75, 0.0), summary=np.array([-100.0])))
+    np.testing.assert_allclose(shifted - logits, [-4, -4], atol=1e-6)  # clipped at 4
     network = {
         "inward": np.array([[1.0, 0, 0], [0, 2, 0]]),
         "device": np.array([[0.5, -1.0]]),
@@ -151,8 +151,8 @@ def test_the_formulas() -> None:
     policy = Policy(about, **(arrays | network | {"slope": np.zeros(2), "threshold": np.zeros(2)}))
     first = np.tanh([0.3 + 0.5, 2 * 0.8 - 1])
     hidden = np.tanh([first[0] + 0.5 * first[1] + 0.1, first[1] - 0.2])
-    logits = policy.logits(Token(0.3, 0.8), "d")["u"]
-    np.testing.assert_allclose(logits, [0, hidden[0], hidden[0] + 3 * hidden[1]], atol=1e-6)
+    logits = np.cumsum(policy.scores(Token(0.3, 0.8), "d"))
+    np.testing.assert_allclose(logits, [hidden[0], hidden[0] + 3 * hidden[1]], atol=1e-6)
     wish = policy.proposals(Token(0.3, 0.8), "d")["u"]
     shares = 1 / (1 + np.exp(-hidden * [1, 2]))
     np.testing.assert_allclose([wish.level, wish.bits], shares * [4, 8], atol=1e-5)

@@ -72,7 +72,7 @@ def exported(
                 controller=ControllerConfig(steps=40, hidden=8, summary_units=(SEEING,)),
             )  # fmt: skip
             export(model, path, [samples], config)
-            found[kind] = path, written[-1]
+            (found[kind],) = [(path, allocated) for allocated in written]
     return found
 
 

@@ -32,11 +32,12 @@ from t3c.evidence.program import Program, executed
 from t3c.evidence.worst_case import norms_of, worst_cases
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
+from t3c.exporter.described import Described
 from t3c.graph import aligning
 from t3c.graph.aligning import aligned_stages, choose_columns, execution, kept_columns
 from t3c.graph.assemble import assemble, synthetic_group, synthetic_layer
 from t3c.graph.builder import Stage, dequantized, quantize_rows
-from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
+from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 
 LINEAR = LayerSpec(
     "fc", Kind.LINEAR, Factorization.SVD, 64, 48, in_size=(5, 1), out_size=(5, 1), runs=2
@@ -72,9 +73,8 @@ class Written:
             {p.spec.name: LayerPoint(p.ranks[rank], p.bits[bits]) for p in plans}
             for rank, bits in ((0, 0), (1, -1), (-1, -1))
         ]
-        menus = {name: Menu(tuple(dict.fromkeys(e[name] for e in ends))) for name in ends[0]}
         chain = tuple(Profile(n, e) for n, e in zip(("tiny", "mid", "max"), ends, strict=True))
-        self.allocated = Allocated(menus, ProfileChain(chain), drifts={})
+        self.allocated = Allocated.of(ProfileChain(chain))
         self.traced = content.topology(self.model)
         self.artifact = self.write(folder)
 
@@ -83,7 +83,7 @@ class Written:
         return content.write(folder, packed or self.pack(), self.allocated, self.samples)
 
     def pack(self) -> Draft:
-        return content.pack(content.Described(self.model, self.traced, "net"), self.allocated)
+        return content.pack(Described(self.model, self.traced, "net"), self.allocated)
 
 
 @pytest.fixture(scope="module")

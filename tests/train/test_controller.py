@@ -144,11 +144,12 @@ def test_torch_and_numpy_agree(token: Any) -> None:
         logits = controller(*tensors, torch.from_numpy(summaries)).detach().numpy()
         wishes = controller.proposals(*tensors).detach().numpy()
         for row, (limit, summary) in enumerate(zip(limits, summaries, strict=True)):
-            found = policy.logits(Token(*limit), device, summary)
+            scores = policy.scores(Token(*limit), device, summary)
             proposed = policy.proposals(Token(*limit), device)
             for u, (unit, points) in enumerate(policy.about.units.items()):
-                expected = logits[row, u, : len(points)]
-                np.testing.assert_allclose(found[unit], expected, rtol=1e-5, atol=1e-5)
+                expected = logits[row, u, 1 : len(points)]
+                found = np.cumsum(scores[policy.about.rows[unit]])
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
                 wish = [
                     proposed[unit].level / points[-1].level,
                     proposed[unit].bits / points[-1].bits,

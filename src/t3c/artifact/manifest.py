@@ -21,10 +21,10 @@ from t3c.spec import (
     ImageSpec,
     LayerPoint,
     LayerSpec,
-    Menu,
     Profile,
     ProfileChain,
     TextSpec,
+    check_menu,
 )
 
 ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
@@ -337,7 +337,7 @@ def _check(manifest: Manifest) -> None:
         if min(sizes, default=1) < 1 or math.prod(sizes) > LARGEST_SAMPLE:
             raise SpecError(f"{name}: a sample has 1 to {LARGEST_SAMPLE} numbers, got {shape}")
     for layer in manifest.layers:
-        Menu(layer.menu)
+        check_menu(layer.menu)
         views = (layer.bits, layer.dense_bits)
         rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, *views))
         if not rising or any(not 0 < rank < layer.spec.full_rank for rank in layer.ranks):

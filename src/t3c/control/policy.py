@@ -86,14 +86,6 @@ class Policy:
             scores[self.about.summary_rows] += _weigh(self.summary, self._standard(summary))
         return scores
 
-    def logits(
-        self, token: Token, device: str | None = None, summary: Array | None = None
-    ) -> dict[str, Array]:
-        """Cumulative logits over the chain of each unit (J,), the first 0."""
-        scores = self.scores(token, device, summary)
-        rows = self.about.rows
-        return {u: np.concatenate([[0.0], np.cumsum(scores[r])]) for u, r in rows.items()}
-
     def indices(
         self, token: Token, device: str | None = None, summary: Array | None = None
     ) -> dict[str, int]:
@@ -191,7 +183,7 @@ def summarize(x: Array) -> Array:
 
 
 def nearest_profile(points: Mapping[str, Level], profiles: Sequence[Mapping[str, Level]]) -> int:
-    """Which of nested profiles is nearest, by summed shares of the top's level and bits.
+    """Return which of nested profiles is nearest, by summed shares of the top's level and bits.
 
     Of equals the largest.
     """
