@@ -12,13 +12,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from lab.subjects import SUBJECTS, Labelled
-from t3c.control.greedy import greedy, uniform, within
+from t3c.control.greedy import greedy, uniform
 from t3c.control.knapsack import Allocation, allocations
 from t3c.control.options import layer_profile
 from t3c.control.policy import Policy
 from t3c.convert import elasticize_, state_of
 from t3c.exporter.allocate import decided
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 from t3c.train import TrainConfig, fit
 from t3c.train.controller import train_controller
 from t3c.train.losses import classification
@@ -49,7 +49,7 @@ class Study:
         original = state_of(self.model).original
         return {name: outputs(original, None, getattr(self, name)) for name in ("rewarded", "test")}
 
-    def view(self, points: Mapping[str, LayerPoint], part: Literal["rewarded", "test"]) -> View:
+    def view(self, points: Mapping[str, Level], part: Literal["rewarded", "test"]) -> View:
         """How the network does at points of units."""
         profile = layer_profile(self.targets.units, points, "studied")
         labelled: Labelled = getattr(self, part)
@@ -73,7 +73,7 @@ def paths(mine: Study, seed: int) -> dict[str, list[Allocation]]:
     chains = mine.targets.chains
     terrain = {"counted": Terrain(chains, mine.targets.shares)}
 
-    def reward(points: Mapping[str, LayerPoint]) -> float:
+    def reward(points: Mapping[str, Level]) -> float:
         return -math.log(max(mine.view(points, "rewarded").drift, 1e-9))
 
     def learned(config: ControllerConfig, **given: Any) -> list[Allocation]:
@@ -88,6 +88,11 @@ def paths(mine: Study, seed: int) -> dict[str, list[Allocation]]:
         "gumbel": learned(ControllerConfig(seed=seed)),
         "reinforce": learned(few, reward=reward),
     }
+
+
+def within(path: Sequence[Allocation], budget: float) -> Allocation:
+    """Return the last allocation of a nested path that costs at most `budget`, else the first."""
+    return next((a for a in reversed(path) if a.cost <= budget), path[0])
 
 
 def policy_rows(subject: str, steps: int, batch: int, count: int, say: Say) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ from t3c.artifact.devices import LayerTiming
 from t3c.artifact.graph import Traced
 from t3c.artifact.ledger import ParityEntry
 from t3c.artifact.reader import Artifact
-from t3c.control.profiles import names_for
+from t3c.control.profiles import PruneCode, Pruned, names_for
+from t3c.control.snap import SnapCode
 from t3c.convert import elasticize_, state_of
 from t3c.engines import ENGINES
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
@@ -63,7 +64,7 @@ def test_every_profile_was_measured_and_certified(made: Made) -> None:
     p50 = [latency.p50 for latency in exported.table.profiles.values()]
     assert p50 == sorted(p50)
     assert min(p50) > 0
-    assert all(p.reason for p in exported.pruned)
+    assert all(str(p) for p in exported.pruned)
 
 
 def test_the_ledger_says_how_far_each_engine_is_from_torch(made: Made) -> None:
@@ -98,9 +99,8 @@ def test_a_profile_that_is_not_as_torch_has_it_is_not_shipped(
     assert [p.name for p in Artifact(tmp_path / "a.t3c").manifest.profiles] == [
         n for n in names if n not in bad
     ]
-    assert {p.name: p.reason for p in found.pruned if p.name in bad} == dict.fromkeys(
-        bad, "far off"
-    )
+    failed = [p for p in found.pruned if p.code is PruneCode.INEXACT]
+    assert failed == [Pruned(name, PruneCode.INEXACT, detail="far off") for name in bad]
     bad = names
     with pytest.raises(EngineError, match="no profile is as torch has it on openvino: far off"):
         export(made.model, tmp_path / "b.t3c", [made.digits.calibration], config)
@@ -187,7 +187,8 @@ def test_a_layer_over_its_tolerance_is_escalated(made: Made) -> None:
         made.model, samples, plan.layers, timings, Wanted(5, 5.0, 0.5, layer_drift=0.02)
     )
     assert not free.notes
-    assert any("over the tolerance 0.02" in note for note in capped.notes)
+    assert {note.code for note in capped.notes} >= {SnapCode.RAISED}
+    assert {note.tolerance for note in capped.notes} == {0.02}
     low, safe = free.profiles.profiles[0], capped.profiles.profiles[0]
     assert low <= safe
     assert low != safe
@@ -417,7 +418,9 @@ def test_profiles_are_those_that_budgets_ask_for(
     monkeypatch.setattr(EXPORTER, "calibrate", lambda *_, **__: calibrated)
     sizes = SimpleNamespace(size_bytes=times.__getitem__)
     chosen, pruned = EXPORTER.choose(
-        found, SimpleNamespace(manifest=sizes), None, timed.layers, config, lambda *_: None
+        found,
+        SimpleNamespace(manifest=sizes),
+        EXPORTER.Bench(None, timed.layers, config, lambda *_: None),
     )
     largest = [max(n for n in names if times[n] <= b * len(names)) for b in (0.35, 0.62)]
     points = {p.name: p.points for p in found.profiles}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from t3c.artifact.devices import DeviceTable, LayerTiming, explain_forms
+from t3c.artifact.draft import Draft
 from t3c.artifact.manifest import DENSE
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
@@ -32,11 +33,12 @@ from t3c.evidence.program import Program, executed
 from t3c.evidence.worst_case import norms_of, worst_cases
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
+from t3c.exporter.described import Described
 from t3c.graph import aligning
 from t3c.graph.aligning import aligned_stages, choose_columns, execution, kept_columns
 from t3c.graph.assemble import assemble, synthetic_group, synthetic_layer
 from t3c.graph.builder import Stage, dequantized, quantize_rows
-from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
+from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 
 LINEAR = LayerSpec(
     "fc", Kind.LINEAR, Factorization.SVD, 64, 48, in_size=(5, 1), out_size=(5, 1), runs=2
@@ -72,18 +74,17 @@ class Written:
             {p.spec.name: LayerPoint(p.ranks[rank], p.bits[bits]) for p in plans}
             for rank, bits in ((0, 0), (1, -1), (-1, -1))
         ]
-        menus = {name: Menu(tuple(dict.fromkeys(e[name] for e in ends))) for name in ends[0]}
         chain = tuple(Profile(n, e) for n, e in zip(("tiny", "mid", "max"), ends, strict=True))
-        self.allocated = Allocated(menus, ProfileChain(chain), drifts={})
+        self.allocated = Allocated.of(ProfileChain(chain))
         self.traced = content.topology(self.model)
         self.artifact = self.write(folder)
 
-    def write(self, folder: Path, draft: Artifact | None = None) -> Artifact:
+    def write(self, folder: Path, packed: Draft | None = None) -> Artifact:
         folder.mkdir(exist_ok=True)
-        return content.write(
-            folder, self.model, self.traced, self.allocated, self.samples, name="net", seed=0,
-            image=None, classes=None, draft=draft,
-        )  # fmt: skip
+        return content.write(folder, packed or self.pack(), self.allocated, self.samples)
+
+    def pack(self) -> Draft:
+        return content.pack(Described(self.model, self.traced, "net"), self.allocated)
 
 
 @pytest.fixture(scope="module")
@@ -172,14 +173,15 @@ def test_ranges_are_those_of_the_float_graph_in_aligned_form(net: Written) -> No
     assert not any(name.endswith("/aligned") for name in net.artifact.ranges("max"))
 
 
-def test_a_second_write_takes_the_columns_of_the_draft(
+def test_what_is_written_takes_the_columns_of_what_was_packed(
     net: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> str:
         raise AssertionError
 
+    packed = net.pack()
     monkeypatch.setattr(aligning, "choose_columns", refuse)
-    again = net.write(tmp_path / "again.t3c", net.artifact)
+    again = net.write(tmp_path / "again.t3c", packed)
     assert (again.path / DENSE).read_bytes() == (net.artifact.path / DENSE).read_bytes()
     assert again.manifest.specs == net.artifact.manifest.specs
 

@@ -28,7 +28,7 @@ from t3c.control.knapsack import allocations
 from t3c.control.menu import Option
 from t3c.errors import SpecError
 from t3c.nn.inputs import call, evaluating
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 
 BITS = (4, 6, 8)
 CLIPPED = tuple(1 - 0.05 * step for step in range(13))  # shares of the largest magnitude, to 0.4
@@ -122,7 +122,7 @@ def allocate(
     The best on the layers' convex hulls, then what else fits, best first.
     """
     chains = {
-        name: [Option(LayerPoint(1, bits), bits * sizes[name], drifts[name][bits]) for bits in BITS]
+        name: [Option(Level(1, bits), bits * sizes[name], drifts[name][bits]) for bits in BITS]
         for name in sizes
     }
     allowed = average * sum(sizes.values())

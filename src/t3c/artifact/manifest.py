@@ -21,10 +21,10 @@ from t3c.spec import (
     ImageSpec,
     LayerPoint,
     LayerSpec,
-    Menu,
     Profile,
     ProfileChain,
     TextSpec,
+    check_menu,
 )
 
 ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
@@ -158,7 +158,7 @@ class ProfileEntry(Record):
 
 
 class UnitEntry(Record):
-    """What shares a point under a controller, and the chain of points it may take."""
+    """What shares a level under a controller, and the chain of levels it may take, as ranks."""
 
     name: str
     points: tuple[LayerPoint, ...]
@@ -166,7 +166,7 @@ class UnitEntry(Record):
 
 class ControllerEntry(Record):
     """A controller, whose tensors are in dense.safetensors: what it decides on, and the shipped
-    profiles as points of its units with their shares of latency, size and energy."""
+    profiles as levels of its units with their shares of latency, size and energy."""
 
     units: tuple[UnitEntry, ...]
     devices: tuple[str, ...]
@@ -337,7 +337,7 @@ def _check(manifest: Manifest) -> None:
         if min(sizes, default=1) < 1 or math.prod(sizes) > LARGEST_SAMPLE:
             raise SpecError(f"{name}: a sample has 1 to {LARGEST_SAMPLE} numbers, got {shape}")
     for layer in manifest.layers:
-        Menu(layer.menu)
+        check_menu(layer.menu)
         views = (layer.bits, layer.dense_bits)
         rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, *views))
         if not rising or any(not 0 < rank < layer.spec.full_rank for rank in layer.ranks):

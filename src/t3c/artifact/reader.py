@@ -38,7 +38,7 @@ from t3c.control.proposed import Controlled
 from t3c.control.token import About
 from t3c.errors import ArtifactError, CorruptError, SpecError
 from t3c.files import locked, write_atomic
-from t3c.spec import LayerPoint
+from t3c.spec import LayerPoint, Level
 
 LEDGER, DEVICES = "ledger.json", "devices"
 STORED = ("BOOL", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8")  # types of tensors
@@ -122,10 +122,14 @@ class Artifact:
         names = [n for n in self._dense.keys() if n.startswith(CONTROLLER)]  # noqa: SIM118
         tensors = {n.removeprefix(CONTROLLER): self._dense.get_tensor(n) for n in names}
         try:
-            units = {unit.name: unit.points for unit in entry.units}
+            units = {unit.name: tuple(map(_level, unit.points)) for unit in entry.units}
+            profiles = {
+                name: {unit: _level(point) for unit, point in points.items()}
+                for name, points in entry.profiles.items()
+            }
             about = About(units, entry.devices, entry.summarized, entry.token)
             policy = Policy.from_tensors(tensors, about)
-            return Controlled(policy, entry.profiles, entry.shares)
+            return Controlled(policy, profiles, entry.shares)
         except SpecError as error:
             raise CorruptError(f"{self.path / DENSE}: the controller: {error}") from error
 
@@ -203,6 +207,11 @@ class Artifact:
                 f"{path}: belongs to other content ({content[:12]}, this is {self.content[:12]}): "
                 "the manifest was changed, or the file was copied from another artifact"
             )
+
+
+def _level(stored: LayerPoint) -> Level:
+    """Return the level of a unit that a manifest has as a rank."""
+    return Level(stored.rank, stored.bits)
 
 
 def _opened(path: Path) -> Any:  # safetensors has no types

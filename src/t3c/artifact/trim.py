@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from t3c.artifact.card import write_card
+from t3c.artifact.draft import Draft, drafted
 from t3c.artifact.folder import staged
 from t3c.artifact.manifest import (
     PIVOTS,
@@ -22,12 +20,10 @@ from t3c.artifact.manifest import (
 )
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Tensors
-from t3c.artifact.writer import drafted, write_content
+from t3c.artifact.writer import write_content
 from t3c.errors import SpecError
 from t3c.spec import ProfileChain
 from t3c.version import __version__
-
-Dense = dict[str, npt.NDArray[np.generic]]
 
 
 def trim(artifact: Artifact, profiles: Sequence[str], path: str | Path) -> Artifact:
@@ -39,22 +35,19 @@ def trim(artifact: Artifact, profiles: Sequence[str], path: str | Path) -> Artif
     chain = _kept(artifact.manifest, profiles)
     names = [profile.name for profile in chain]
     manifest = artifact.manifest
-    layers = tuple(_layer(entry, chain) for entry in manifest.layers)
-    factors: Tensors = {}
-    for entry in layers:
-        factors |= artifact.trimmed_layer(entry)
-    dense, quantized = _dense(artifact, layers, names)
+    layers, factors, dense = part_of(artifact, chain)
+    ranges, quantized = _ranges(artifact, names)
     update = {
         "t3c_version": __version__, "trimmed_from": artifact.content, "layers": layers,
         "profiles": drafted(chain), "controller": _controller(manifest.controller, names),
         "model": manifest.model.model_copy(update={"quantized": quantized}),
     }  # fmt: skip
+    graph = artifact.graph().SerializeToString()
+    draft = Draft(
+        manifest.model_copy(update=update), graph, factors, dense | ranges, artifact.tokenizer
+    )
     with staged(Path(path)) as folder:
-        draft = manifest.model_copy(update=update)
-        write_content(
-            folder, draft, graph=artifact.graph(), factors=factors, dense=dense,
-            tokenizer=artifact.tokenizer,
-        )  # fmt: skip
+        write_content(folder, draft)
         part = Artifact(folder)
         for table in artifact.devices():
             part.add_device(table.of_profiles(names, part.content))
@@ -62,6 +55,23 @@ def trim(artifact: Artifact, profiles: Sequence[str], path: str | Path) -> Artif
             part.put_ledger(ledger.of_profiles(names, part.content))
         write_card(part)
     return Artifact(path)
+
+
+def part_of(
+    artifact: Artifact, chain: ProfileChain
+) -> tuple[tuple[LayerEntry, ...], Tensors, Tensors]:
+    """Return the layers, codes and other tensors that profiles need, all but their ranges."""
+    layers = tuple(_layer(entry, chain) for entry in artifact.manifest.layers)
+    factors: Tensors = {}
+    for entry in layers:
+        factors |= artifact.trimmed_layer(entry)
+    pivots = {pivots_name(e.spec.name, rank) for e in layers for rank in e.ranks}
+    dense = {
+        name: value
+        for name, value in artifact.dense().items()
+        if not name.startswith((RANGES, PIVOTS)) or name in pivots
+    }
+    return layers, factors, dense
 
 
 def _kept(manifest: Manifest, names: Sequence[str]) -> ProfileChain:
@@ -83,22 +93,13 @@ def _layer(entry: LayerEntry, chain: ProfileChain) -> LayerEntry:
     return layer_entry(spec, entry.menu, points, folded_norm=entry.layout.folded_norm)
 
 
-def _dense(
-    artifact: Artifact, layers: Sequence[LayerEntry], names: Sequence[str]
-) -> tuple[Dense, tuple[str, ...]]:
-    """The tensors that are not elastic, and which have a range in some of the profiles."""
-    everything = artifact.dense()
-    pivots = {pivots_name(e.spec.name, rank) for e in layers for rank in e.ranks}
-    kept = {
-        name: value
-        for name, value in everything.items()
-        if not name.startswith((RANGES, PIVOTS)) or name in pivots
-    }
+def _ranges(artifact: Artifact, names: Sequence[str]) -> tuple[Tensors, tuple[str, ...]]:
+    """Return the ranges of profiles, and the tensors that have one in some of them."""
     known = set().union(*(artifact.ranges(name) for name in names))
     rows = [i for i, tensor in enumerate(artifact.manifest.model.quantized) if tensor in known]
-    for name in names if not artifact.weight_only else ():
-        kept[RANGES + name] = everything[RANGES + name][rows]
-    return kept, tuple(artifact.manifest.model.quantized[i] for i in rows)
+    everything = {} if artifact.weight_only else artifact.dense()
+    ranges = {RANGES + n: everything[RANGES + n][rows] for n in names if everything}
+    return ranges, tuple(artifact.manifest.model.quantized[i] for i in rows)
 
 
 def _controller(entry: ControllerEntry | None, names: Sequence[str]) -> ControllerEntry | None:

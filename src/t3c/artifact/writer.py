@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from t3c.artifact.draft import Draft, sized
 from t3c.artifact.folder import MANIFEST
 from t3c.artifact.manifest import (
     CONTENT,
@@ -20,64 +20,32 @@ from t3c.artifact.manifest import (
     TOKENIZER,
     FileEntry,
     Manifest,
-    ProfileEntry,
     dump_manifest,
 )
 from t3c.artifact.reader import sha256_file
-from t3c.artifact.store import Tensors, layer_bytes
 from t3c.errors import ArtifactError
 from t3c.files import writing
-from t3c.spec import ProfileChain
 
 
-def write_content(
-    folder: Path,
-    draft: Manifest,
-    *,
-    graph: onnx.ModelProto,
-    factors: Tensors,
-    dense: Mapping[str, npt.NDArray[np.generic]],
-    tokenizer: bytes | None = None,
-) -> Manifest:
+def write_content(folder: Path, draft: Draft) -> Manifest:
     """Write graph, factors, dense tensors and, last, the manifest with their sizes and hashes.
 
     A tokenizer is written beside them; profiles run without it, and it is none of their bytes.
     """
     with writing(folder):
-        (folder / GRAPH).write_bytes(graph.SerializeToString())
-        _save(folder / FACTORS, factors)
-        _save(folder / DENSE, dense)
-        if tokenizer is not None:
-            (folder / TOKENIZER).write_bytes(tokenizer)
+        (folder / GRAPH).write_bytes(draft.topology)
+        _save(folder / FACTORS, draft.factors)
+        _save(folder / DENSE, draft.tensors)
+        if draft.tokenizer is not None:
+            (folder / TOKENIZER).write_bytes(draft.tokenizer)
     files = {
         name: FileEntry(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size)
-        for name in (*CONTENT, *([] if tokenizer is None else [TOKENIZER]))
+        for name in (*CONTENT, *([] if draft.tokenizer is None else [TOKENIZER]))
     }
-    shared = files[GRAPH].bytes + files[DENSE].bytes + header_bytes(folder / FACTORS)
-
-    def manifest(own_bytes: int) -> Manifest:
-        entries = [
-            p.model_copy(update={"size_bytes": shared + own_bytes + _points_bytes(draft, p)})
-            for p in draft.profiles
-        ]
-        return draft.model_copy(update={"profiles": tuple(entries), "files": files})
-
-    # The manifest counts itself, until its length settles.
-    own = 0
-    while len(raw := dump_manifest(manifest(own))) != own:
-        own = len(raw)
+    manifest = sized(draft.manifest, files, header_bytes(folder / FACTORS))
     with writing(folder):
-        (folder / MANIFEST).write_bytes(raw)
-    return manifest(own)
-
-
-def drafted(chain: ProfileChain) -> tuple[ProfileEntry, ...]:
-    """Profiles of a manifest that is yet to be written, and with it what they take."""
-    return tuple(ProfileEntry(name=p.name, points=dict(p.points), size_bytes=1) for p in chain)
-
-
-def _points_bytes(manifest: Manifest, profile: ProfileEntry) -> int:
-    return sum(layer_bytes(e, profile.points[e.spec.name]) for e in manifest.layers)
+        (folder / MANIFEST).write_bytes(dump_manifest(manifest))
+    return manifest
 
 
 def header_bytes(path: Path) -> int:

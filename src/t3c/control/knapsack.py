@@ -12,15 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from t3c.control.menu import Option
-from t3c.spec import LayerPoint
+from t3c.control.menu import Chains, Option
+from t3c.spec import Level
 
 
 @dataclass(frozen=True)
 class Allocation:
     """One point per layer, with the summed cost and squared drift."""
 
-    points: Mapping[str, LayerPoint]
+    points: Mapping[str, Level]
     cost: float
     squared_drift: float
 
@@ -30,7 +30,7 @@ class Allocation:
         return math.sqrt(max(self.squared_drift, 0.0))
 
 
-def allocations(chains: Mapping[str, Sequence[Option]]) -> list[Allocation]:
+def allocations(chains: Chains) -> list[Allocation]:
     """The nested allocations from every layer's cheapest point to every layer's top."""
     hulls = {name: _hull(options) for name, options in chains.items()}
     steps = []

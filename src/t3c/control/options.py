@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from t3c.control.menu import Option
+from t3c.control.menu import Chains, Option
 from t3c.convert import Unit
-from t3c.spec import LayerPoint, Profile
+from t3c.spec import LayerPoint, Level, Profile
 
 # Of one layer at one point: latency, size and energy, each a share of all layers at their top;
 # NaN where a resource is not known.
@@ -28,7 +28,7 @@ def unit_options(
             drifts[name, point] = squared_drift(name, point)
         return drifts[name, point]
 
-    def option(unit: Unit, point: LayerPoint) -> Option:
+    def option(unit: Unit, point: Level) -> Option:
         layers = unit.layer_points(point).items()
         latency, size, _ = unit_shares(unit, point, shares)
         cost = (1 - size_weight) * latency + size_weight * size
@@ -37,16 +37,14 @@ def unit_options(
     return {name: [option(unit, p) for p in unit.points()] for name, unit in units.items()}
 
 
-def unit_shares(unit: Unit, point: LayerPoint, shares: Shares) -> tuple[float, float, float]:
+def unit_shares(unit: Unit, point: Level, shares: Shares) -> tuple[float, float, float]:
     """What a unit takes of each resource at a point."""
     rows = [shares(name, mine) for name, mine in unit.layer_points(point).items()]
     latency, size, energy = (float(sum(column)) for column in zip(*rows, strict=True))
     return latency, size, energy
 
 
-def layer_profile(
-    units: Mapping[str, Unit], points: Mapping[str, LayerPoint], name: str
-) -> Profile:
+def layer_profile(units: Mapping[str, Unit], points: Mapping[str, Level], name: str) -> Profile:
     """Points of units as a profile of their layers."""
     found: dict[str, LayerPoint] = {}
     for unit, point in points.items():
@@ -55,7 +53,7 @@ def layer_profile(
 
 
 def chain_shares(
-    units: Mapping[str, Unit], chains: Mapping[str, Sequence[Option]], shares: Shares
+    units: Mapping[str, Unit], chains: Chains, shares: Shares
 ) -> dict[str, npt.NDArray[np.float64]]:
     """The shares (resources, points) along each unit's chain."""
     return {

@@ -17,11 +17,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from t3c.control.menu import Option
-from t3c.control.snap import BITS_WEIGHT, Wish, nearest
+from t3c.control.snap import Wish, nearest
 from t3c.control.token import RESOURCES, About, Array, Token
 from t3c.errors import DataError, SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 
 __all__ = ["RESOURCES", "About", "Policy", "Token", "nearest_profile", "summarize"]
 
@@ -42,7 +41,7 @@ class Policy:
     and onward_bias (H,) are the network. slope (S,), lift (S, H) and threshold (S,) make the score
     of each step up a chain. summary (summarized steps, features), with the summary_mean and
     summary_std of the features, adds what the input says. wish_slope (U, 2), wish_lift (U, 2, H)
-    and wish_bias (U, 2) propose the share of the top's rank and bits.
+    and wish_bias (U, 2) propose the share of the top's level and bits.
     """
 
     about: About
@@ -87,30 +86,16 @@ class Policy:
             scores[self.about.summary_rows] += _weigh(self.summary, self._standard(summary))
         return scores
 
-    def logits(
-        self, token: Token, device: str | None = None, summary: Array | None = None
-    ) -> dict[str, Array]:
-        """Cumulative logits over the chain of each unit (J,), the first 0."""
-        scores = self.scores(token, device, summary)
-        rows = self.about.rows
-        return {u: np.concatenate([[0.0], np.cumsum(scores[r])]) for u, r in rows.items()}
-
     def indices(
-        self,
-        token: Token,
-        device: str | None = None,
-        summary: Array | None = None,
-        *,
-        noise: Mapping[str, Array] | None = None,
+        self, token: Token, device: str | None = None, summary: Array | None = None
     ) -> dict[str, int]:
-        """Where the logits of each unit peak, of equals the largest; noise (J,) is added first."""
+        """Return where the logits of each unit peak, of equals the largest."""
         scores = self.scores(token, device, summary)
-        rows = self.about.rows
-        return {unit: _peak(scores[rows[unit]], noise[unit] if noise else None) for unit in rows}
+        return {unit: _peak(scores[rows]) for unit, rows in self.about.rows.items()}
 
     def points(
         self, token: Token, device: str | None = None, summary: Array | None = None
-    ) -> dict[str, LayerPoint]:
+    ) -> dict[str, Level]:
         """The point of each unit's chain where its logits peak."""
         indices = self.indices(token, device, summary)
         return {unit: self.about.units[unit][index] for unit, index in indices.items()}
@@ -122,17 +107,14 @@ class Policy:
         shares = 0.5 + 0.5 * _tanh((rising + self.wish_bias) / 2)  # the sigmoid
         tops = ((unit, points[-1]) for unit, points in self.about.units.items())
         return {
-            unit: Wish(float(rank * top.rank), float(bits * top.bits))
-            for (unit, top), (rank, bits) in zip(tops, shares, strict=True)
+            unit: Wish(float(level * top.level), float(bits * top.bits))
+            for (unit, top), (level, bits) in zip(tops, shares, strict=True)
         }
 
-    def project(self, wishes: Mapping[str, Wish]) -> dict[str, LayerPoint]:
+    def project(self, wishes: Mapping[str, Wish]) -> dict[str, Level]:
         """The point of each unit's chain that is nearest to its proposal."""
-        found = {}
-        for unit, points in self.about.units.items():
-            options = [Option(point, index, 0.0) for index, point in enumerate(points)]
-            found[unit] = points[nearest(options, wishes[unit], BITS_WEIGHT)]
-        return found
+        units = self.about.units.items()
+        return {unit: levels[nearest(levels, wishes[unit])] for unit, levels in units}
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Every array by its name."""
@@ -200,10 +182,8 @@ def summarize(x: Array) -> Array:
     return found
 
 
-def nearest_profile(
-    points: Mapping[str, LayerPoint], profiles: Sequence[Mapping[str, LayerPoint]]
-) -> int:
-    """Which of nested profiles is nearest, by summed shares of the top's rank and bits.
+def nearest_profile(points: Mapping[str, Level], profiles: Sequence[Mapping[str, Level]]) -> int:
+    """Return which of nested profiles is nearest, by summed shares of the top's level and bits.
 
     Of equals the largest.
     """
@@ -223,7 +203,7 @@ def nearest_profile(
                     abs(getattr(p, axis) - getattr(points[unit], axis)), getattr(top[unit], axis)
                 )
                 for unit, p in profiles[index].items()
-                for axis in ("rank", "bits")
+                for axis in ("level", "bits")
             ),
             Fraction(0),
         )
@@ -231,13 +211,11 @@ def nearest_profile(
     return min(reversed(range(len(profiles))), key=distance)
 
 
-def _peak(scores: Array, noise: Array | None) -> int:
+def _peak(scores: Array) -> int:
     """Where 0 and the running sums of scores (J - 1,) peak; sums are exact, of equals the last."""
-    best = 0
-    steps = scores.tolist()
-    extra = [0.0] * (len(steps) + 1) if noise is None else np.asarray(noise, float).tolist()
+    best, steps = 0, scores.tolist()
     for index in range(1, len(steps) + 1):
-        if math.fsum([*steps[best:index], extra[index], -extra[best]]) >= 0:
+        if math.fsum(steps[best:index]) >= 0:
             best = index
     return best
 

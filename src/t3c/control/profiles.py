@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from t3c.control.knapsack import Allocation
 from t3c.errors import SpecError
@@ -43,12 +44,41 @@ class Measured:
             )
 
 
+class PruneCode(StrEnum):
+    """Why a profile is not shipped."""
+
+    SLOWER = "slower"
+    NO_GAIN = "no gain"
+    SURPLUS = "surplus"
+    INEXACT = "inexact"
+
+
 @dataclass(frozen=True)
 class Pruned:
-    """A profile that is not worth shipping, and why."""
+    """A profile that is not shipped, and why.
+
+    SLOWER: `than` a profile above it, `figures` are the p50 of both in ms. NO_GAIN: over the next
+    above it, `figures` are the least gains in time and in size, as shares. SURPLUS: `figures` is
+    how many are shipped. INEXACT: an engine does not compute what torch does, as `detail` says.
+    """
 
     name: str
-    reason: str
+    code: PruneCode
+    than: str = ""
+    figures: tuple[float, ...] = ()
+    detail: str = ""
+
+    def __str__(self) -> str:
+        match self.code, self.figures:
+            case PruneCode.SLOWER, (own, other):
+                times = f"{own:.4g} ms against {other:.4g}"
+                return f"slower than {self.than} ({times}) though below it"
+            case PruneCode.NO_GAIN, (faster, smaller):
+                gains = f"neither {100 * faster:g}% faster nor {100 * smaller:g}% smaller"
+                return f"{gains} than {self.than}"
+            case PruneCode.SURPLUS, (count,):
+                return f"more than {count:g} are worth it"
+        return self.detail
 
 
 def names_for(count: int) -> tuple[str, ...]:
@@ -77,7 +107,7 @@ def spread(path: Sequence[Allocation], worst_drift: float, count: int) -> list[A
 def prune(
     measured: Sequence[Measured], *, faster: float = 0.02, smaller: float = 0.05
 ) -> tuple[list[str], list[Pruned]]:
-    """The profiles of a chain worth shipping, smallest first, and the others with the reason.
+    """Return the profiles of a chain worth shipping, smallest first, and the others with why.
 
     From the top, which always stays, down: a profile stays if its p50 is not above that of any
     kept one beyond their intervals, and it is at least `faster` or `smaller`, as shares, than the
@@ -92,12 +122,11 @@ def prune(
         above = kept[-1]
         quickest = min(kept, key=lambda m: m.high)
         if mine.low > quickest.high:
-            times = f"{mine.p50:.4g} ms against {quickest.p50:.4g}"
-            reason = f"slower than {quickest.name} ({times}) though below it"
-            pruned.append(Pruned(mine.name, reason))
+            times = mine.p50, quickest.p50
+            pruned.append(Pruned(mine.name, PruneCode.SLOWER, quickest.name, times))
         elif mine.p50 > above.p50 * (1 - faster) and mine.size > above.size * (1 - smaller):
-            reason = f"neither {100 * faster:g}% faster nor {100 * smaller:g}% smaller than "
-            pruned.append(Pruned(mine.name, reason + above.name))
+            gains = faster, smaller
+            pruned.append(Pruned(mine.name, PruneCode.NO_GAIN, above.name, gains))
         else:
             kept.append(mine)
     return [m.name for m in reversed(kept)], pruned[::-1]

@@ -12,7 +12,7 @@ from fractions import Fraction
 from t3c.control.policy import Policy, nearest_profile
 from t3c.control.token import RESOURCES, Array, Token
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Controlled:
     """
 
     policy: Policy
-    profiles: Mapping[str, Mapping[str, LayerPoint]]
+    profiles: Mapping[str, Mapping[str, Level]]
     shares: Mapping[str, tuple[float | None, float | None, float | None]]
 
     def __post_init__(self) -> None:

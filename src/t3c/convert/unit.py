@@ -10,15 +10,12 @@ from typing import Literal
 
 from t3c.convert.plan import LayerPlan
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import LayerPoint, Level
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Layers that take one point together: a level of rank, the same share for each, and bits.
-
-    The points of a unit are (1 + level, bits); `layer_points` says what they are to each layer.
-    """
+    """Layers that take one level together, the same share of full rank for each, and bits."""
 
     name: str
     layers: tuple[LayerPlan, ...]
@@ -28,22 +25,21 @@ class Unit:
         """The shares of full rank that any of the layers offers, rising to 1."""
         return tuple(sorted({share for layer in self.layers for share in layer.shares}))
 
-    def points(self) -> list[LayerPoint]:
-        ranks = range(1, len(self.levels) + 1)
-        bits = self.layers[0].bits
-        tied = any(layer.tied_bits for layer in self.layers)
-        if not tied or len(self.levels) == 1:
-            return [LayerPoint(rank, q) for rank, q in product(ranks, bits)]
-        # The unit's own bits have to rise with the level; each layer's follow from its rank.
-        return [LayerPoint(rank, bits[-1]) for rank in ranks]
+    def points(self) -> list[Level]:
+        """Return every level of the unit at every number of bits."""
+        levels, bits = enumerate(self.levels, start=1), self.layers[0].bits
+        if len(self.levels) > 1 and any(layer.tied_bits for layer in self.layers):
+            # The unit's own bits have to rise with the level; each layer's follow from its rank.
+            bits = bits[-1:]
+        return [Level(level, q, share) for (level, share), q in product(levels, bits)]
 
-    def layer_points(self, point: LayerPoint) -> dict[str, LayerPoint]:
-        """The point of each layer, by name: the least rank it has that is no less than its share.
+    def layer_points(self, level: Level) -> dict[str, LayerPoint]:
+        """Return the point of each layer by name: the least rank that is no less than its share.
 
-        Ranks and bits of every layer rise with the unit's point.
+        Ranks and bits of every layer rise with the unit's level.
         """
-        share = self.levels[point.rank - 1]
-        return {layer.spec.name: layer.point_at(share, point.bits) for layer in self.layers}
+        share = self.levels[level.level - 1]
+        return {layer.spec.name: layer.point_at(share, level.bits) for layer in self.layers}
 
 
 def units(layers: Iterable[LayerPlan], tie: Literal["block", "stage"] = "block") -> list[Unit]:

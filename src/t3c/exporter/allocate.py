@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -16,7 +15,7 @@ from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import EXACT_OUTPUTS, LayerSensitivity, layer_sensitivities
 from t3c.control.greedy import greedy, uniform
 from t3c.control.knapsack import Allocation, allocation, allocations
-from t3c.control.menu import Option, chain, dropped
+from t3c.control.menu import Chains, Dropped, Option, chain, dropped
 from t3c.control.options import (
     Shares,
     chain_shares,
@@ -27,14 +26,14 @@ from t3c.control.options import (
 from t3c.control.policy import Policy, summarize
 from t3c.control.profiles import spread
 from t3c.control.proposed import Controlled
-from t3c.control.snap import Wish, snap
+from t3c.control.snap import Snap, Snapped, hold, snap
+from t3c.control.templates import template_wishes
 from t3c.control.token import Token
 from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
 from t3c.errors import SpecError
-from t3c.exporter.proposals import template_wishes
 from t3c.nn.inputs import Inputs, select, tensors
-from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
+from t3c.spec import LayerPoint, Level, Profile, ProfileChain
 from t3c.train.controller import train_controller
 from t3c.train.policy_net import ControllerConfig
 from t3c.train.terrain import Terrain
@@ -44,6 +43,9 @@ Proposals = Literal["knapsack", "template", "greedy", "uniform", "controller"]
 PROPOSALS: tuple[str, ...] = get_args(Proposals)
 DEVICE = "measured"
 BUDGETS = 400  # levels that a controller is asked for the allocations between
+
+
+Menus = dict[str, tuple[LayerPoint, ...]]
 
 
 @dataclass(frozen=True)
@@ -67,24 +69,21 @@ class Wanted:
 class Allocated:
     """The menu of each layer, the profiles, and the first-order drift of each.
 
-    `notes` say where a proposal was not simply rounded to its menu, and why; `dropped`, by unit,
-    why a point is not on the menu.
+    `notes` are the levels that differ from the proposed ones, `dropped` those that are on no menu,
+    by unit.
     """
 
-    menus: Mapping[str, Menu]
+    menus: Menus
     profiles: ProfileChain
     drifts: Mapping[str, float]
-    notes: tuple[str, ...] = ()
-    dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: tuple[Snap, ...] = ()
+    dropped: Mapping[str, tuple[Dropped, ...]] = field(default_factory=dict)
     control: Controlled | None = None
 
     @classmethod
     def of(cls, chain: ProfileChain) -> Allocated:
         """Profiles that are given: menus of what they take, and nothing known of their drift."""
-        menus = {
-            name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
-            for name in chain.top.points
-        }
+        menus = _menus([profile.points for profile in chain])
         return cls(menus, chain, {profile.name: 0.0 for profile in chain})
 
     def renamed(self, names: Mapping[str, str]) -> Allocated:
@@ -132,27 +131,19 @@ def allocate(
     if wanted.proposals == "controller":
         terrain = Terrain(chains, chain_shares(shared, chains, shares))
         policy = trained_policy(terrain, shared, samples, sensitivities, wanted.controller)
-    wishes = propose(shared, chains, wanted, policy)
-    snapped = snap(wishes, chains, tolerance=wanted.layer_drift)
-    # Proposals that snap to the same points are one.
-    different = {tuple(sorted(a.points.items(), key=_name)): a for a in snapped.allocations}
+    snapped = propose(shared, chains, wanted, policy)
+    menus: Menus = {}
+    for name, options in chains.items():
+        menus |= _menus([shared[name].layer_points(option.point) for option in options])
+    # Proposals that snap to the same levels are one.
+    different = {frozenset(a.points.items()): a for a in snapped.allocations}
     named = {f"candidate{i + 1}": a for i, a in enumerate(different.values())}
-    profiles = tuple(layer_profile(shared, a.points, name) for name, a in named.items())
     return Allocated(
-        _menus(shared, chains),
-        ProfileChain(profiles),
+        menus,
+        ProfileChain(tuple(layer_profile(shared, a.points, name) for name, a in named.items())),
         {name: a.drift for name, a in named.items()},
-        tuple(
-            f"{note.unit}: {_shares(shared[note.unit], f'{_text(note.point)}: {note.reason}')}"
-            for note in snapped.notes
-        ),
-        {
-            name: {
-                _shares(unit, _text(point)): _shares(unit, reason)
-                for point, reason in dropped(offered[name], chains[name]).items()
-            }
-            for name, unit in shared.items()
-        },
+        snapped.notes,
+        {name: dropped(offered[name], chains[name]) for name in shared},
         None if policy is None else _controlled(policy, shared, named, shares),
     )
 
@@ -216,35 +207,30 @@ def measured_shares(plans: Sequence[LayerPlan], timings: Sequence[LayerTiming]) 
 
 
 def propose(
-    shared: Mapping[str, Unit],
-    chains: Mapping[str, Sequence[Option]],
-    wanted: Wanted,
-    policy: Policy | None = None,
-) -> list[dict[str, Wish]]:
-    """What is asked of each unit, for budgets from the smallest to the largest."""
+    shared: Mapping[str, Unit], chains: Chains, wanted: Wanted, policy: Policy | None = None
+) -> Snapped:
+    """Return a level of each unit, for budgets from the smallest to the largest."""
     if wanted.proposals == "template":
-        return template_wishes(list(shared.values()), wanted.count)
+        wishes = template_wishes(list(shared.values()), wanted.count)
+        return snap(wishes, chains, wanted.layer_drift)
     if policy is not None:
         path = decided(policy, chains, continuous=wanted.controller.proposals)
     else:
         path = {"knapsack": allocations, "greedy": greedy, "uniform": uniform}[wanted.proposals](
             chains
         )
-    path = spread(path, wanted.worst_drift, wanted.count)
-    return [{n: Wish(p.rank, p.bits) for n, p in step.points.items()} for step in path]
+    return hold(spread(path, wanted.worst_drift, wanted.count), chains, wanted.layer_drift)
 
 
-def decided(
-    policy: Policy, chains: Mapping[str, Sequence[Option]], *, continuous: bool = False
-) -> list[Allocation]:
+def decided(policy: Policy, chains: Chains, *, continuous: bool = False) -> list[Allocation]:
     """The nested allocations a policy decides on as one budget for every resource grows.
 
     It decides by its logits over the menus, or by `continuous` proposals projected to them.
     """
     options = {unit: {o.point: o for o in mine} for unit, mine in chains.items()}
-    found: dict[tuple[LayerPoint, ...], Allocation] = {}
+    found: dict[tuple[Level, ...], Allocation] = {}
 
-    def note(points: Mapping[str, LayerPoint]) -> None:
+    def note(points: Mapping[str, Level]) -> None:
         taken = {unit: options[unit][point] for unit, point in points.items()}
         found[tuple(points[unit] for unit in options)] = allocation(taken)
 
@@ -268,28 +254,6 @@ def _controlled(
     return Controlled(policy, {name: a.points for name, a in named.items()}, taken)
 
 
-def _text(point: LayerPoint) -> str:
-    return f"rank {point.rank} at {point.bits} bits"
-
-
-def _shares(unit: Unit, text: str) -> str:
-    """The levels of a unit, which its points have for ranks, as shares of full rank."""
-    return re.sub(
-        r"rank (\d+) at",
-        lambda found: f"{unit.levels[int(found[1]) - 1]:.3g} of full rank at",
-        text,
-    )
-
-
-def _name(item: tuple[str, LayerPoint]) -> str:
-    return item[0]
-
-
-def _menus(shared: Mapping[str, Unit], chains: Mapping[str, Sequence[Option]]) -> dict[str, Menu]:
-    """The points of each layer along its unit's chain."""
-    menus: dict[str, Menu] = {}
-    for name, options in chains.items():
-        along = [shared[name].layer_points(option.point) for option in options]
-        for layer in along[0]:
-            menus[layer] = Menu(tuple(dict.fromkeys(points[layer] for points in along)))
-    return menus
+def _menus(along: Sequence[Mapping[str, LayerPoint]]) -> Menus:
+    """Return the points that each layer takes along a chain, each once."""
+    return {n: tuple(dict.fromkeys(points[n] for points in along)) for n in along[0]}

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from onnx import TensorShapeProto, ValueInfoProto, helper
+from onnx import GraphProto
 from torch import nn
 
-from t3c.artifact.graph import BATCH_AXIS, Axes, Traced, trace
+from t3c.artifact.draft import Draft, drafted
+from t3c.artifact.graph import Axes, Traced, trace
 from t3c.artifact.manifest import (
     CONTROLLER,
     ELASTIC_DOMAIN,
@@ -21,18 +22,16 @@ from t3c.artifact.manifest import (
     KernelEntry,
     LayerEntry,
     Manifest,
-    ModelEntry,
     NumericsEntry,
-    StateEntry,
-    TensorEntry,
     UnitEntry,
     elastic_layer,
     layer_entry,
 )
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer
+from t3c.artifact.trim import part_of
 from t3c.artifact.upgrade import SCHEMA_VERSION
-from t3c.artifact.writer import drafted, write_content
+from t3c.artifact.writer import write_content
 from t3c.certify.slices import sample_keys
 from t3c.convert import state_of
 from t3c.engines import ENGINES
@@ -41,13 +40,14 @@ from t3c.engines.torch_operations import OPERATIONS
 from t3c.errors import ConvertError
 from t3c.evidence.original import refuse_batch_statistics
 from t3c.exporter.allocate import Allocated
-from t3c.graph.aligning import Aligner, from_reduced, kept_columns
+from t3c.exporter.described import Described
+from t3c.graph.aligning import align_layer, from_reduced, kept_columns
 from t3c.graph.assemble import assemble, quantized_inputs, summed_inputs
 from t3c.nn.inputs import Inputs, batches_of, tensors
 from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.quant.straight_through import row_scale, view_scale
-from t3c.spec import Form, ImageSpec, LayerPoint, Profile, TextSpec
+from t3c.spec import Form, LayerPoint, Level, Profile
 from t3c.version import __version__
 
 BATCH = 64
@@ -63,98 +63,79 @@ def topology(model: nn.Module, axes: Axes | None = None) -> Traced:
     if missing:
         raise ConvertError(
             f"the model uses {', '.join(missing)}, which the torch reference engine does not have: "
-            "add it to OPERATIONS in t3c/runtime/engines/torch_operations.py"
+            "add it to OPERATIONS in t3c/engines/torch_operations.py"
         )
     return traced
 
 
-def write(
-    folder: Path,
-    model: nn.Module,
-    traced: Traced,
-    allocated: Allocated,
-    samples: Inputs,
-    *,
-    name: str,
-    seed: int,
-    image: ImageSpec | None,
-    classes: tuple[str, ...] | None,
-    tokenizer: bytes | None = None,
-    text: TextSpec | None = None,
-    weight_only: bool = False,
-    draft: Artifact | None = None,
-) -> Artifact:
-    """Write the content twice: as a draft, to observe ranges on the compressed model, then whole.
-
-    Ranges of profiles that an earlier draft of the model has too are taken from there. Where only
-    weights are of few bits there are none.
-    """
-    state = state_of(model)
-    weights = elastic_weights(model)
-    entries = tuple(_entry(weight, allocated, traced) for weight in weights.values())
-    factors: Tensors = {}
-    for entry in entries:
-        factors |= _pack(entry, weights[entry.spec.name], traced)
-    aligner = Aligner(factors, draft)
-    if not weight_only:
-        entries = tuple(
-            aligner.aligned(
-                entry, [profile.points[entry.spec.name] for profile in allocated.profiles],
-                partial(_float_weight, weights[entry.spec.name], traced),
-            )
-            for entry in entries
-        )  # fmt: skip
-    quantized = () if weight_only else _quantized_tensors(traced, entries)
-    about = ModelEntry(
-        name=name,
-        parameters=sum(p.numel() for p in state.original.parameters()),
-        inputs=_input_entries(traced, tensors(state.example)),
-        outputs=(_tensor_entry(traced.model.graph.output[0]),),
-        states=_state_entries(traced, len(tensors(state.example))),
-        quantized=quantized,
-        classes=classes,
-        image=image,
-        text=text,
-    )
-    dense: dict[str, npt.NDArray[np.generic]] = {**traced.dense, **aligner.pivots}
+def pack(described: Described, allocated: Allocated) -> Draft:
+    """Round the layers of a model to codes that all profiles read; no profile has ranges yet."""
+    traced, weights = described.traced, elastic_weights(described.model)
+    entries, factors = [], Tensors()
+    dense: Tensors = dict(traced.dense)
+    for name, weight in weights.items():
+        entry = _entry(weight, allocated, traced)
+        codes = _pack(entry, weight, traced)
+        if not described.weight_only:
+            points = [profile.points[name] for profile in allocated.profiles]
+            unrounded = partial(_float_weight, weight, traced)
+            entry, pivots = align_layer(codes, entry, points, unrounded)
+            dense |= pivots
+        entries.append(entry)
+        factors |= codes
     if allocated.control is not None:
         arrays = allocated.control.policy.tensors()
         dense |= {f"{CONTROLLER}{tensor}": value for tensor, value in arrays.items()}
-
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         t3c_version=__version__,
-        model=about,
-        layers=entries,
-        profiles=drafted(allocated.profiles),
-        seeds={"export": seed},
+        model=described.entry,
+        layers=(),
+        profiles=(),
+        seeds={"export": described.seed},
         files={},
-        calibrated_on=tuple(sample_keys([value.numpy() for value in tensors(samples)])),
-        controller=controller_entry(allocated),
-        numerics=NumericsEntry(activations="float32" if weight_only else "int8"),
-        kernels=_kernels(entries, allocated, weight_only),
+        numerics=NumericsEntry(activations="float32" if described.weight_only else "int8"),
     )
+    manifest = _with_profiles(manifest, traced.model.graph, tuple(entries), allocated)
+    graph = traced.model.SerializeToString()
+    return Draft(manifest, graph, factors, dense, described.tokenizer)
 
-    def put() -> Artifact:
-        write_content(
-            folder, manifest, graph=traced.model, factors=factors, dense=dense,
-            tokenizer=tokenizer,
-        )  # fmt: skip
-        return Artifact(folder)
 
-    if weight_only:
-        return put()
-    known = {} if draft is None else _ranges_by_points(draft)
-    bare = put() if any(_points(p) not in known for p in allocated.profiles) else None
-    for profile in allocated.profiles:
-        if bare is not None and _points(profile) not in known:
-            dense[f"{RANGES}{profile.name}"] = observe_ranges(bare, profile, samples)
-        else:
-            ranges = known[_points(profile)]
-            nothing = (np.nan, np.nan)
-            found = [ranges.get(tensor, nothing) for tensor in quantized]
-            dense[f"{RANGES}{profile.name}"] = np.array(found, np.float32).reshape(-1, 2)
-    return put()
+def narrowed(packed: Draft, allocated: Allocated) -> Draft:
+    """Return as much of what was packed as these profiles need."""
+    entries, factors, dense = part_of(packed, allocated.profiles)
+    manifest = _with_profiles(packed.manifest, packed.graph().graph, entries, allocated)
+    return Draft(manifest, packed.topology, factors, dense, packed.tokenizer)
+
+
+def ranged(draft: Draft, samples: Inputs) -> Draft:
+    """Return a draft with the activation ranges of each profile, observed as it is compressed."""
+    keys = tuple(sample_keys([value.numpy() for value in tensors(samples)]))
+    dense = dict(draft.tensors)
+    for profile in draft.manifest.chain if not draft.weight_only else ():
+        dense[f"{RANGES}{profile.name}"] = observe_ranges(draft, profile, samples)
+    manifest = draft.manifest.model_copy(update={"calibrated_on": keys})
+    return Draft(manifest, draft.topology, draft.factors, dense, draft.tokenizer)
+
+
+def write(folder: Path, packed: Draft, allocated: Allocated, samples: Inputs) -> Artifact:
+    """Write as much of what was packed as these profiles need, with ranges from the samples."""
+    write_content(folder, ranged(narrowed(packed, allocated), samples))
+    return Artifact(folder)
+
+
+def _with_profiles(
+    manifest: Manifest, graph: GraphProto, entries: tuple[LayerEntry, ...], allocated: Allocated
+) -> Manifest:
+    """Return a manifest with these profiles, and all that follows from them."""
+    weight_only = manifest.numerics.activations == "float32"
+    quantized = () if weight_only else _quantized_tensors(graph, entries)
+    update = {
+        "model": manifest.model.model_copy(update={"quantized": quantized}), "layers": entries,
+        "profiles": drafted(allocated.profiles), "controller": controller_entry(allocated),
+        "kernels": _kernels(entries, allocated, weight_only),
+    }  # fmt: skip
+    return manifest.model_copy(update=update)
 
 
 def _kernels(
@@ -176,22 +157,19 @@ def controller_entry(allocated: Allocated) -> ControllerEntry | None:
     if control is None:
         return None
     about, names = control.policy.about, [profile.name for profile in allocated.profiles]
+
+    def stored(level: Level) -> LayerPoint:
+        return LayerPoint(level.level, level.bits)
+
     return ControllerEntry(
-        units=tuple(UnitEntry(name=n, points=points) for n, points in about.units.items()),
+        units=tuple(
+            UnitEntry(name=n, points=tuple(map(stored, levels)))
+            for n, levels in about.units.items()
+        ),
         devices=about.devices, summarized=about.summarized, token=about.token,
-        profiles={name: dict(control.profiles[name]) for name in names},
+        profiles={n: {u: stored(x) for u, x in control.profiles[n].items()} for n in names},
         shares={name: control.shares[name] for name in names},
     )  # fmt: skip
-
-
-def _points(profile: Profile) -> tuple[tuple[str, LayerPoint], ...]:
-    return tuple(sorted(profile.points.items(), key=lambda item: item[0]))
-
-
-def _ranges_by_points(
-    draft: Artifact,
-) -> dict[tuple[tuple[str, LayerPoint], ...], dict[str, tuple[float, float]]]:
-    return {_points(profile): draft.ranges(profile.name) for profile in draft.manifest.chain}
 
 
 def float_session(artifact: Artifact, profile: Profile) -> TorchSession:
@@ -250,9 +228,8 @@ def _entry(layer: ElasticWeight, allocated: Allocated, traced: Traced) -> LayerE
     """A layer with what the profiles use of it."""
     name = layer.spec.name
     points = [profile.points[name] for profile in allocated.profiles]
-    menu = allocated.menus[name].points
     spec = layer.spec.per_token if traced.stateful else layer.spec
-    return layer_entry(spec, menu, points, folded_norm=name in traced.folded)
+    return layer_entry(spec, allocated.menus[name], points, folded_norm=name in traced.folded)
 
 
 @torch.no_grad()
@@ -289,9 +266,8 @@ def _codes(
     return StageCodes(weight.contiguous().numpy(), grid.numpy(), views)
 
 
-def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple[str, ...]:
+def _quantized_tensors(graph: GraphProto, entries: tuple[LayerEntry, ...]) -> tuple[str, ...]:
     """Inputs of elastic layers, what passes between the stages of factored ones, and summands."""
-    graph = traced.model.graph
     named = {entry.spec.name: entry for entry in entries}
     names = quantized_inputs(graph, {name: entry.spec for name, entry in named.items()})
     names += sorted(summed_inputs(graph, names))
@@ -301,45 +277,3 @@ def _quantized_tensors(traced: Traced, entries: tuple[LayerEntry, ...]) -> tuple
         names += [f"{node.name}/stage{index}" for index in range(inner)]
         names += [f"{node.name}/aligned"] if entry.spec.aligned else []
     return tuple(dict.fromkeys(names))
-
-
-def _input_entries(traced: Traced, example: Sequence[torch.Tensor]) -> tuple[TensorEntry, ...]:
-    """The inputs; of those with free axes also the sizes they have in the example."""
-    entries = []
-    for value, given in zip(traced.model.graph.input, example, strict=False):
-        entry = _tensor_entry(value)
-        if any(isinstance(size, str) for size in entry.shape):
-            entry = entry.model_copy(update={"example": (1, *given.shape[1:])})
-        entries.append(entry)
-    return tuple(entries)
-
-
-def _state_entries(traced: Traced, inputs: int) -> tuple[StateEntry, ...]:
-    """What comes after the inputs and the output: states, and what they become."""
-    graph = traced.model.graph
-    found = []
-    for value, becomes in zip(list(graph.input)[inputs:], list(graph.output)[1:], strict=False):
-        entry = _tensor_entry(value)
-        found.append(
-            StateEntry.model_validate(
-                {"input": entry.name, "output": becomes.name, "dtype": entry.dtype,
-                 "shape": entry.shape}
-            )
-        )  # fmt: skip
-    return tuple(found)
-
-
-def _tensor_entry(value: ValueInfoProto) -> TensorEntry:
-    kind = value.type.tensor_type
-    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return TensorEntry(
-        name=value.name, dtype=dtype.name, shape=tuple(_size(d) for d in kind.shape.dim)
-    )
-
-
-def _size(dim: TensorShapeProto.Dimension) -> int | str | None:
-    """A size, the name of a free one, or None for the batch and what is not known."""
-    if dim.HasField("dim_value"):
-        return int(dim.dim_value)
-    named = dim.dim_param != BATCH_AXIS and dim.dim_param.isidentifier()
-    return str(dim.dim_param) if named else None

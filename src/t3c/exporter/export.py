@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,24 +13,28 @@ from torch import nn
 
 from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, LayerTiming
+from t3c.artifact.draft import Draft
 from t3c.artifact.folder import staged
-from t3c.artifact.graph import Axes, Traced
-from t3c.artifact.ledger import Certification, Ledger, ParityEntry
+from t3c.artifact.graph import Axes
+from t3c.artifact.ledger import Ledger, ParityEntry
 from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
-from t3c.control.profiles import Measured, Pruned, fitting, names_for, prune, thin
+from t3c.control.menu import Dropped
+from t3c.control.profiles import Measured, PruneCode, Pruned, fitting, names_for, prune, thin
+from t3c.control.snap import Snap
 from t3c.convert import state_of
 from t3c.device.calibrate import calibrate
 from t3c.device.measured import Watch
 from t3c.engines import Engine, open_engine
-from t3c.errors import ConvertError, DataError, EngineError, SpecError
+from t3c.errors import ConvertError, DataError, EngineError
 from t3c.evidence.certify import Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
 from t3c.evidence.original import beside, to_original
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated, Wanted, allocate
 from t3c.exporter.config import ExportConfig
+from t3c.exporter.described import Described
 from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
 from t3c.exporter.timing import Timed, time_traced
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
@@ -40,14 +43,15 @@ from t3c.runtime.tokens import read_tokenizer
 from t3c.spec import ImageSpec, ProfileChain, TextSpec
 
 PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
+RANGE_SAMPLES = 16  # set the ranges that candidates are timed with
 
 
 @dataclass(frozen=True)
 class Exported:
     """What was written, what was measured on the way, and why other things were not shipped.
 
-    `pruned` are candidate profiles, `notes` points that a proposal was not simply rounded to,
-    `dropped` points that are on no menu, by what shares them.
+    `pruned` are candidate profiles, `notes` levels other than the proposed ones, `dropped` levels
+    that are on no menu, by unit; `str` of each is a sentence.
     """
 
     path: Path
@@ -56,8 +60,8 @@ class Exported:
     ledger: Ledger
     parity: tuple[ParityEntry, ...]
     pruned: tuple[Pruned, ...] = ()
-    notes: tuple[str, ...] = ()
-    dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: tuple[Snap, ...] = ()
+    dropped: Mapping[str, tuple[Dropped, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,120 +99,139 @@ def export(
     which also says what texts begin with and end at if `text` does not. `timed` are layer times
     that `time_points` measured before, with the same configuration.
     """
-    config = config or ExportConfig()
-    state = state_of(model)
-    path = Path(path)
+    config, path = config or ExportConfig(), Path(path)
+    parts = split(_checked(calibration, model), config)
     engine = open_engine(config.engine, config.threads)
-    samples = gather(calibration)
-    check_finite(samples, "the calibration data")
-    check_like(samples, state.example, "the calibration data")
-    parts = split(samples, config)
-    names = None if classes is None else tuple(classes)
     kept, own = (None, None) if tokenizer is None else read_tokenizer(tokenizer)
     with evaluating(model), staged(path) as folder:
         say("tracing the model")
         free = {"axes": axes} if axes else {}
-        traced = content.topology(model, **free)
-        _check_described(traced, image, names)
+        described = Described(
+            model, content.topology(model, **free), name or path.stem, config.seed, image,
+            None if classes is None else tuple(classes), text or own, kept,
+        )  # fmt: skip
         if timed is None:
             say(f"timing layer points on {engine.name}, {engine.threads} threads")
-            timed = time_traced(model, traced, engine, config, watch)
-        timings, config = timed.layers, replace(config, activations=timed.activations)
-        say(f"layers take {config.activations} activations")
+            timed = time_traced(model, described.traced, engine, config, watch)
+        bench = Bench(engine, timed.layers, config, watch)
+        say(f"layers take {timed.activations} activations")
         say("allocating ranks and bits")
-        wanted = Wanted(
-            _candidates(config), config.goal.worst_drift, config.goal.size_weight,
-            config.proposals, controller=config.controller,
-        )  # fmt: skip
-        candidates = allocate(model, parts.quantizer, state.plan.layers, timings, wanted)
-        say("packing weights, observing activation ranges")
-
-        def written(allocated: Allocated, draft: Artifact | None = None) -> Artifact:
-            return content.write(
-                folder, model, traced, allocated, parts.quantizer, name=name or path.stem,
-                seed=config.seed, image=image, classes=names, draft=draft, tokenizer=kept,
-                text=text or own, weight_only=config.activations == "float",
-            )  # fmt: skip
-
-        draft = written(candidates)
+        plans, wanted = state_of(model).plan.layers, _wanted(config)
+        candidates = allocate(model, parts.quantizer, plans, timed.layers, wanted)
+        say("packing weights")
+        described = replace(described, weight_only=timed.activations == "float")
+        packed = content.pack(described, candidates)
         say(f"timing {len(candidates.profiles)} candidate profiles")
-        chosen, pruned = choose(candidates, draft, engine, timings, config, watch)
-        checked = select(parts.quantizer, slice(0, PARITY_SAMPLES))
-        while True:
-            artifact = written(chosen, draft)
-            say("calibrating the profiles and the proxy")
-            table = calibrate(artifact, engine, config.timing, timings=timings, watch=watch)
-            artifact.add_device(table)
-            runtime = Runtime(artifact, config.engine, config.threads)
-            say("checking each profile against torch")
-            stored = stored_profiles(model, artifact, checked)
-            parity = engine_parity(runtime, checked, stored)
-            if all(row.ok for row in parity):
-                break
-            chosen, failed = _without_failed(chosen, parity)
-            pruned += failed
-        for other in other_engines(runtime):
-            say(f"checking each profile on {other.engine.name}")
-            parity += engine_parity(other, select(checked, slice(0, OTHER_SAMPLES)), stored)
-        artifact.add_parity(parity)
+        few = select(parts.quantizer, slice(0, RANGE_SAMPLES))
+        chosen, pruned = choose(candidates, content.ranged(packed, few), bench)
+        shipped = _shipped(folder, model, packed, chosen, parts.quantizer, bench, say)
         say(f"certifying on {len(tensors(parts.scores)[0])} samples")
-        slices = Slices(arrays(parts.scaling), arrays(parts.scores))
-        ledger = artifact.add_certification(_certified(model, runtime, slices, config, watch, free))
-        write_card(artifact)
+        ledger = _certified(model, shipped.runtime, parts, config, watch, free)
+        write_card(shipped.runtime.artifact)
     return Exported(
-        path, chosen.profiles, table, ledger, tuple(parity), tuple(pruned), chosen.notes,
-        chosen.dropped,
+        path, shipped.allocated.profiles, shipped.table, ledger, shipped.parity,
+        (*pruned, *shipped.failed), shipped.allocated.notes, shipped.allocated.dropped,
     )  # fmt: skip
 
 
-def _without_failed(
-    chosen: Allocated, parity: Sequence[ParityEntry]
-) -> tuple[Allocated, list[Pruned]]:
-    """The profiles that the engine runs as torch does, and why the others are not shipped."""
-    failed = [Pruned(row.profile, row.reason) for row in parity if not row.ok]
-    kept = [row.profile for row in parity if row.ok]
-    if not kept:
-        row = next(row for row in parity if not row.ok)
-        raise EngineError(f"no profile is as torch has it on {row.engine}: {row.reason}")
-    return chosen.renamed({name: name for name in kept}), failed
+@dataclass(frozen=True)
+class Bench:
+    """The engine that profiles are measured on, what layers take there, and how it is measured."""
+
+    engine: Engine
+    timings: Sequence[LayerTiming]
+    config: ExportConfig
+    watch: Watch
+
+    def calibrated(self, artifact: Artifact, *, quick: bool = False) -> DeviceTable:
+        """Return the table of an artifact; a quick one has no grid and no cold starts."""
+        how = self.config.timing
+        how = replace(how, grid=0, starts=False) if quick else how
+        return calibrate(artifact, self.engine, how, timings=self.timings, watch=self.watch)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What was written, with its measured times, and the profiles that engines get wrong."""
+
+    runtime: Runtime
+    allocated: Allocated
+    table: DeviceTable
+    parity: tuple[ParityEntry, ...]
+    failed: tuple[Pruned, ...]
+
+
+def _shipped(
+    folder: Path,
+    model: nn.Module,
+    packed: Draft,
+    chosen: Allocated,
+    samples: Inputs,
+    bench: Bench,
+    say: Callable[[str], object],
+) -> Shipped:
+    """Write the chosen profiles, once unless the engine computes some of them otherwise than torch.
+
+    Those are left out of what is then written from the same codes.
+    """
+    checked, failed = select(samples, slice(0, PARITY_SAMPLES)), list[Pruned]()
+    while True:
+        say("observing activation ranges, writing")
+        artifact = content.write(folder, packed, chosen, samples)
+        say("calibrating the profiles and the proxy")
+        table = bench.calibrated(artifact)
+        artifact.add_device(table)
+        runtime = Runtime(artifact, bench.config.engine, bench.config.threads)
+        say("checking each profile against torch")
+        stored = stored_profiles(model, artifact, checked)
+        parity = engine_parity(runtime, checked, stored)
+        if all(row.ok for row in parity):
+            break
+        bad = [row for row in parity if not row.ok]
+        if len(bad) == len(parity):
+            raise EngineError(f"no profile is as torch has it on {bad[0].engine}: {bad[0].reason}")
+        chosen = chosen.renamed({row.profile: row.profile for row in parity if row.ok})
+        failed += [Pruned(row.profile, PruneCode.INEXACT, detail=row.reason) for row in bad]
+    for other in other_engines(runtime):
+        say(f"checking each profile on {other.engine.name}")
+        parity += engine_parity(other, select(checked, slice(0, OTHER_SAMPLES)), stored)
+    artifact.add_parity(parity)
+    return Shipped(runtime, chosen, table, tuple(parity), tuple(failed))
 
 
 def _certified(
     model: nn.Module,
     runtime: Runtime,
-    slices: Slices,
+    parts: Parts,
     config: ExportConfig,
     watch: Watch,
     free: Mapping[str, Axes],
-) -> Certification:
-    """Certificates from the original the model remembers."""
-    certificate = config.certificate
+) -> Ledger:
+    """Add certificates from the original that the model remembers, and return the ledger."""
+    artifact, state = runtime.artifact, state_of(model)
+    original, missing = None, ""
     try:
-        original = beside(runtime.artifact, to_original(model, **free))
+        original = beside(artifact, to_original(model, **free))
     except (DataError, ConvertError) as differs:
-        frozen = state_of(model).original
-        return certify(
-            runtime, model_reference(frozen, state_of(model).example), None, slices,
-            certificate, missing=str(differs), watch=watch,
-        )  # fmt: skip
-    reference = program_reference(runtime.artifact, original)
-    return certify(runtime, reference, original, slices, certificate, watch=watch)
+        missing = str(differs)
+    if original is None:
+        reference = model_reference(state.original, state.example)
+    else:
+        reference = program_reference(artifact, original)
+    slices = Slices(arrays(parts.scaling), arrays(parts.scores))
+    how = config.certificate
+    certified = certify(runtime, reference, original, slices, how, missing=missing, watch=watch)
+    return artifact.add_certification(certified)
 
 
 def choose(
-    candidates: Allocated,
-    draft: Artifact,
-    engine: Engine,
-    timings: Sequence[LayerTiming],
-    config: ExportConfig,
-    watch: Watch,
-) -> tuple[Allocated, list[Pruned]]:
-    """Of the candidates those worth shipping by their measured times, as many as asked for."""
+    candidates: Allocated, draft: Artifact, bench: Bench
+) -> tuple[Allocated, tuple[Pruned, ...]]:
+    """Return the candidates worth shipping by their measured times, as many as asked for."""
     if len(candidates.profiles) == 1:
         (only,) = candidates.profiles
-        return candidates.renamed({only.name: names_for(1)[0]}), []
-    quick = replace(config.timing, grid=0, starts=False)
-    times = calibrate(draft, engine, quick, timings=timings, watch=watch).profiles
+        return candidates.renamed({only.name: names_for(1)[0]}), ()
+    config, times = bench.config, bench.calibrated(draft, quick=True).profiles
     measured = [
         Measured(
             p.name, times[p.name].p50, *times[p.name].ci95, draft.manifest.size_bytes(p.name),
@@ -219,24 +242,33 @@ def choose(
     worth, pruned = prune(measured)
     able = [m for m in measured if m.name in worth]
     kept = fitting(able, config.budgets) if config.budgets else thin(able, config.goal.profiles)
-    spare = [
-        Pruned(name, f"more than {config.goal.profiles} are worth it")
-        for name in worth
-        if name not in kept
-    ]
     names = dict(zip(kept, names_for(len(kept)), strict=True))
-    told = [Pruned(p.name, _renamed(p.reason, names)) for p in (*pruned, *spare)]
+    pruned += [
+        Pruned(name, PruneCode.SURPLUS, figures=(config.goal.profiles,))
+        for name in worth
+        if name not in names
+    ]
+    # What is told of a profile that is shipped calls it by its name there.
+    told = tuple(replace(one, than=names.get(one.than, one.than)) for one in pruned)
     return candidates.renamed(names), told
 
 
-def _candidates(config: ExportConfig) -> int:
-    """How many profiles are timed for each that is shipped: budgets are met closely by more."""
-    return (2 if config.budgets is None else 4) * config.goal.profiles - 1
+def _wanted(config: ExportConfig) -> Wanted:
+    """Return what to propose: more candidates than are shipped, most where budgets are to meet."""
+    count = (2 if config.budgets is None else 4) * config.goal.profiles - 1
+    return Wanted(
+        count, config.goal.worst_drift, config.goal.size_weight, config.proposals,
+        controller=config.controller,
+    )  # fmt: skip
 
 
-def _renamed(reason: str, names: Mapping[str, str]) -> str:
-    """A reason that names profiles as they are shipped."""
-    return re.sub(r"candidate\d+", lambda found: names.get(found[0], found[0]), reason)
+def _checked(calibration: Iterable[Any], model: nn.Module) -> Inputs:
+    """Return the calibration data as one batch of inputs that the model can take."""
+    example, what = state_of(model).example, "the calibration data"
+    samples = gather(calibration)
+    check_finite(samples, what)
+    check_like(samples, example, what)
+    return samples
 
 
 def split(samples: Inputs, config: ExportConfig) -> Parts:
@@ -257,21 +289,3 @@ def split(samples: Inputs, config: ExportConfig) -> Parts:
     found = split_unique(sample_keys(arrays(samples)), shares, config.seed)
     quantizer, scaling, scores = (select(samples, torch.from_numpy(part)) for part in found)
     return Parts(quantizer, scaling, scores)
-
-
-def _check_described(
-    traced: Traced, image: ImageSpec | None, classes: tuple[str, ...] | None
-) -> None:
-    """Whether what the user says of inputs and outputs fits the model."""
-    graph = traced.model.graph
-    into, out = (
-        [d.dim_value for d in v.type.tensor_type.shape.dim]
-        for v in (graph.input[0], graph.output[0])
-    )
-    if classes is not None and len(classes) != out[-1]:
-        raise SpecError(f"{len(classes)} classes for an output of shape {tuple(out[1:])}")
-    if image is not None and into[1:] != [len(image.mean), image.height, image.width]:
-        raise SpecError(
-            f"pictures of {len(image.mean)}x{image.height}x{image.width} for an input of shape "
-            f"{tuple(into[1:])}"
-        )

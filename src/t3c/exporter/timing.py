@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
+from t3c.artifact.draft import Draft
 from t3c.artifact.graph import Axes, Traced
-from t3c.artifact.reader import Artifact
 from t3c.convert import LayerPlan, state_of
 from t3c.device.in_place import time_in_place
 from t3c.device.measured import Watch, time_layers
@@ -20,6 +17,7 @@ from t3c.engines import Engine, open_engine
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.config import ExportConfig
+from t3c.exporter.described import Described
 from t3c.graph.context import float_outputs
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import evaluating
@@ -73,20 +71,15 @@ def time_traced(
     best = min(found, key=lambda one: one[0])[1]
     if not config.in_place:
         return best
-    with tempfile.TemporaryDirectory() as folder:
-        draft = _every_rank(Path(folder), model, traced, plans, best.activations)
-        layers = time_in_place(draft, engine, best.layers, quiet=watchful(True), watch=watch)
+    draft = _every_rank(model, traced, weight_only=best.activations == "float")
+    layers = time_in_place(draft, engine, best.layers, quiet=watchful(True), watch=watch)
     return replace(best, layers=layers)
 
 
-def _every_rank(
-    folder: Path,
-    model: nn.Module,
-    traced: Traced,
-    plans: Sequence[LayerPlan],
-    activations: Literal["int8", "float"],
-) -> Artifact:
-    """An artifact that stores every rank of every layer; its ranges are those of the example."""
+def _every_rank(model: nn.Module, traced: Traced, *, weight_only: bool) -> Draft:
+    """Return a draft that has every rank of every layer; its ranges are those of the example."""
+    state = state_of(model)
+    plans = state.plan.layers
     most = max(len(plan.ranks) for plan in plans)
 
     def rank(plan: LayerPlan, level: int) -> int:
@@ -102,7 +95,5 @@ def _every_rank(
             for level in range(most)
         )
     )
-    return content.write(
-        folder, model, traced, Allocated.of(chain), state_of(model).example, name="levels", seed=0,
-        image=None, classes=None, weight_only=activations == "float",
-    )  # fmt: skip
+    described = Described(model, traced, "levels", weight_only=weight_only)
+    return content.ranged(content.pack(described, Allocated.of(chain)), state.example)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from t3c.artifact.draft import Held
 from t3c.artifact.manifest import LayerEntry, pivots_name
-from t3c.artifact.reader import Artifact
 from t3c.artifact.store import Tensors, read_layer
 from t3c.errors import CorruptError
 from t3c.factor.aligned import Floats, Indices, align, gauge
@@ -148,73 +148,31 @@ def choose_columns(views: Sequence[Sequence[Stage]], weight: Floats) -> Indices 
     return found.kept
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Packed tensors, read as if from a file."""
+def align_layer(
+    codes: Tensors,
+    entry: LayerEntry,
+    points: Collection[LayerPoint],
+    weight: Callable[[int], Floats],
+) -> tuple[LayerEntry, Tensors]:
+    """Return the entry with the ranks its packed layer can be aligned at, and the columns it keeps.
 
-    tensors: Tensors
-
-    def get_slice(self, name: str) -> PackedSlice:
-        return PackedSlice(self.tensors[name])
-
-
-@dataclass(frozen=True)
-class PackedSlice:
-    """One packed tensor."""
-
-    tensor: npt.NDArray[np.generic]
-
-    def get_shape(self) -> list[int]:
-        return list(self.tensor.shape)
-
-    def __getitem__(self, rows: slice) -> npt.NDArray[np.generic]:
-        return self.tensor[rows]
-
-
-class Aligner:
-    """Finds the columns that layers keep, on their factors as they are packed; `pivots` has them.
-
-    What an earlier draft decided is taken from there.
+    `weight` is what the factors of a rank stand for, unrounded; the entry says why a rank cannot.
     """
-
-    def __init__(self, factors: Tensors, draft: Artifact | None = None) -> None:
-        self.packed = Packed(factors)
-        self.pivots: Tensors = {}
-        self.specs = {} if draft is None else draft.manifest.specs
-        self.dense = {} if draft is None else draft.dense()
-
-    def aligned(
-        self, entry: LayerEntry, points: Collection[LayerPoint], weight: Callable[[int], Floats]
-    ) -> LayerEntry:
-        """The entry with the ranks its layer can be aligned at, and why not at others.
-
-        `weight` is what the factors of a rank stand for, unrounded.
-        """
-        fit: dict[int, Indices] = {}
-        refused: dict[int, str] = {}
-        for rank in filter(entry.spec.alignable, entry.ranks):
-            found = self._decided(entry.spec.name, rank)
-            if found is None:
-                views = sorted({p for p in points if p.rank == rank}, key=lambda p: p.bits)
-                read = [read_layer(self.packed, entry, point) for point in views]
-                found = choose_columns(read, weight(rank))
-            if isinstance(found, str):
-                refused[rank] = found
-            else:
-                fit[rank] = found
-        for rank, kept in fit.items():
-            self.pivots[pivots_name(entry.spec.name, rank)] = kept.astype(np.int32)
-        spec = replace(entry.spec, aligned=tuple(fit), unaligned=tuple(refused.items()))
-        return entry.model_copy(update={"spec": spec})
-
-    def _decided(self, layer: str, rank: int) -> Indices | str | None:
-        """Columns a draft has for a layer at a rank, or why none; None if it is new."""
-        if layer not in self.specs:
-            return None
-        spec = self.specs[layer]
-        if rank in spec.aligned:
-            return kept_columns(self.dense, spec, rank)
-        return dict(spec.unaligned).get(rank)
+    fit: dict[int, Indices] = {}
+    refused: dict[int, str] = {}
+    for rank in filter(entry.spec.alignable, entry.ranks):
+        views = sorted({p for p in points if p.rank == rank}, key=lambda p: p.bits)
+        read = [read_layer(Held(codes), entry, point) for point in views]
+        found = choose_columns(read, weight(rank))
+        if isinstance(found, str):
+            refused[rank] = found
+        else:
+            fit[rank] = found
+    pivots: Tensors = {
+        pivots_name(entry.spec.name, rank): kept.astype(np.int32) for rank, kept in fit.items()
+    }
+    spec = replace(entry.spec, aligned=tuple(fit), unaligned=tuple(refused.items()))
+    return entry.model_copy(update={"spec": spec}), pivots
 
 
 def from_reduced(stored: Sequence[Stage], kept: Indices) -> Floats:

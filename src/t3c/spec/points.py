@@ -1,10 +1,12 @@
-"""Layer points, and what is made of them: menus, profiles, chains."""
+"""Layer points and levels of units, and what is made of them: menus, profiles, chains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 from t3c.errors import SpecError
 
@@ -24,35 +26,51 @@ class LayerPoint:
             raise SpecError(f"rank must be at least 1, got {self.rank}")
         if self.rank > MAX_RANK:
             raise SpecError(f"rank must be at most {MAX_RANK}, got {self.rank}")
-        if not MIN_BITS <= self.bits <= MAX_BITS:
-            raise SpecError(f"bits must be in {MIN_BITS}..{MAX_BITS}, got {self.bits}")
+        _check_bits(self.bits)
 
     def __le__(self, other: LayerPoint) -> bool:
         return self.rank <= other.rank and self.bits <= other.bits
 
 
 @dataclass(frozen=True)
-class Menu:
-    """The points one layer may take: a chain, each componentwise >= the one before."""
+class Level:
+    """The level, from 1, and the bits of one unit of layers; `a <= b` componentwise.
 
-    points: tuple[LayerPoint, ...]
+    `share` is the share of full rank that the level stands for, where it is known.
+    """
+
+    level: int
+    bits: int
+    share: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.points:
-            raise SpecError("a menu needs at least one point")
-        for below, above in zip(self.points, self.points[1:], strict=False):
-            if below == above or not below <= above:
-                raise SpecError(f"a menu is a chain, but {above} does not stand above {below}")
+        if self.level < 1:
+            raise SpecError(f"level must be at least 1, got {self.level}")
+        _check_bits(self.bits)
 
-    @property
-    def top(self) -> LayerPoint:
-        return self.points[-1]
+    def __le__(self, other: Level) -> bool:
+        return self.level <= other.level and self.bits <= other.bits
 
-    def __iter__(self) -> Iterator[LayerPoint]:
-        return iter(self.points)
+    def __str__(self) -> str:
+        rank = f"level {self.level}" if self.share is None else f"{self.share:.3g} of full rank"
+        return f"{rank} at {self.bits} bits"
 
-    def __len__(self) -> int:
-        return len(self.points)
+
+def _check_bits(bits: int) -> None:
+    if not MIN_BITS <= bits <= MAX_BITS:
+        raise SpecError(f"bits must be in {MIN_BITS}..{MAX_BITS}, got {bits}")
+
+
+Point = TypeVar("Point", LayerPoint, Level)
+
+
+def check_menu(points: Sequence[Point]) -> None:
+    """Raise unless the points of a menu are a chain, each componentwise >= the one before."""
+    if not points:
+        raise SpecError("a menu needs at least one point")
+    for below, above in itertools.pairwise(points):
+        if below == above or not below <= above:
+            raise SpecError(f"a menu is a chain, but {above} does not stand above {below}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 from t3c.convert import LayerPlan, state_of, units
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, batches_of, evaluating, gather, select, tensors
-from t3c.spec import LayerPoint, Profile
+from t3c.spec import LayerPoint, Level, Profile
 from t3c.train.calls import UnevenError, runs_of
 from t3c.train.find_blocks import find_blocks
 from t3c.train.one_block import Block, BlockConfig, BlockRow, OnStep, weights_of
@@ -105,13 +105,13 @@ def _spread(plans: Sequence[LayerPlan]) -> list[Profile]:
     options = []
     for unit in units(plans):
         points = unit.points()
-        options.append((unit, sorted({p.rank for p in points}), sorted({p.bits for p in points})))
+        options.append((unit, sorted({p.level for p in points}), sorted({p.bits for p in points})))
     profiles = []
-    for index in range(max(max(len(ranks), len(bits)) for _, ranks, bits in options)):
+    for index in range(max(max(len(levels), len(bits)) for _, levels, bits in options)):
         chosen: dict[str, LayerPoint] = {}
-        for unit, ranks, bits in options:
-            point = LayerPoint(ranks[index % len(ranks)], bits[index % len(bits)])
-            chosen |= unit.layer_points(point)
+        for unit, levels, bits in options:
+            level = Level(levels[index % len(levels)], bits[index % len(bits)])
+            chosen |= unit.layer_points(level)
         profiles.append(Profile(f"judge {index}", chosen))
     return profiles
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from t3c.control.token import RESOURCES, Array
 from t3c.errors import SpecError, TrainError
 from t3c.nn.masks import temperature_at
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 from t3c.train import policy_gradient as pg
 from t3c.train.policy_net import ENTROPY, OVERRUN, Controller, ControllerConfig
 from t3c.train.terrain import Ground, Terrain
@@ -23,7 +23,7 @@ from t3c.train.warm_start import warm_start_
 
 __all__ = ["Controller", "ControllerConfig", "Terrain", "train_controller", "warm_start_"]
 
-Reward = Callable[[Mapping[str, LayerPoint]], float]
+Reward = Callable[[Mapping[str, Level]], float]
 OnStep = Callable[[int, Mapping[str, float]], object]
 LOOSE = 0.5  # the least share of the first stage's budgets
 LEVELS = 16  # budgets of each kind that a controller is judged at

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from t3c.control.policy import ARRAYS, BUDGET_PATH, SUMMARY_CLIP, Policy
 from t3c.control.token import RESOURCES, TOKENS, About, Array
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 
 METHODS = ("gumbel", "reinforce")
 _NEVER = -1e9  # the logit of what fills up a shorter chain
@@ -77,7 +77,7 @@ class Controller(nn.Module):
 
     def __init__(
         self,
-        units: Mapping[str, Sequence[LayerPoint]],
+        units: Mapping[str, Sequence[Level]],
         devices: Sequence[str],
         config: ControllerConfig | None = None,
         summaries: Array | None = None,
@@ -158,7 +158,7 @@ class Controller(nn.Module):
         return logits.masked_fill(~self._open, _NEVER)
 
     def proposals(self, limits: Tensor, device: int) -> Tensor:
-        """The shares of the top's rank and bits (B, U, 2) proposed for limits (B, R)."""
+        """The shares of the top's level and bits (B, U, 2) proposed for limits (B, R)."""
         reach, hidden = self.budget(limits, device)
         lift = torch.einsum("bh,uph->bup", hidden, self.weight("wish_lift"))
         rising = reach[:, None, None] * self.weight("wish_slope") + lift

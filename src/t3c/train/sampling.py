@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from t3c.convert import LayerPlan, units
-from t3c.spec import LayerPoint, Profile, ProfileChain
+from t3c.spec import LayerPoint, Level, Profile, ProfileChain
 from t3c.train.config import ANNEAL, TrainConfig
 from t3c.train.schedules import broad_share, draws
 
@@ -44,7 +44,7 @@ def sample_profile(
     rank_level, bit_level = rng.beta(ALPHA, ALPHA, size=2)
     points: dict[str, LayerPoint] = {}
     for unit in units(plans):
-        ranks, bits = ({getattr(p, axis) for p in unit.points()} for axis in ("rank", "bits"))
-        point = LayerPoint(pick(sorted(ranks), rank_level), pick(sorted(bits), bit_level))
-        points |= unit.layer_points(point)
+        levels, bits = ({getattr(p, axis) for p in unit.points()} for axis in ("level", "bits"))
+        level = Level(pick(sorted(levels), rank_level), pick(sorted(bits), bit_level))
+        points |= unit.layer_points(level)
     return Profile("sampled", points)

@@ -12,7 +12,7 @@ from torch import Tensor
 from t3c.control.menu import Option
 from t3c.control.token import RESOURCES, Array
 from t3c.errors import SpecError
-from t3c.spec import Menu
+from t3c.spec import check_menu
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Terrain:
         if not self.chains or set(self.chains) != set(self.shares):
             raise SpecError("a terrain needs chains, and shares of the same units")
         for unit, options in self.chains.items():
-            Menu(tuple(option.point for option in options))
+            check_menu([option.point for option in options])
             wanted = (len(RESOURCES), len(options))
             if np.shape(self.shares[unit]) != wanted:
                 got = np.shape(self.shares[unit])
@@ -48,7 +48,7 @@ class Terrain:
 class Ground:
     """A terrain as tensors of U units and J points, shorter chains filled up with zeros.
 
-    drift (U, J) is squared, shares (R, U, J), sizes (2, U, J) the shares of the top's rank and
+    drift (U, J) is squared, shares (R, U, J), sizes (2, U, J) the shares of the top's level and
     bits, known (R,) which resources count, least (R,) what the bottom of all units takes.
     """
 
@@ -68,7 +68,7 @@ class Ground:
             top = options[-1].point
             drift.append([o.squared_drift for o in options] + [0.0] * gap)
             shares.append(np.pad(np.nan_to_num(terrain.shares[unit]), ((0, 0), (0, gap))))
-            size = [(o.point.rank / top.rank, o.point.bits / top.bits) for o in options]
+            size = [(o.point.level / top.level, o.point.bits / top.bits) for o in options]
             sizes.append(np.array(size + [(0.0, 0.0)] * gap).T)
         drifts = torch.tensor(drift, dtype=torch.float64)
         taken = torch.from_numpy(np.stack(shares, axis=1).astype(float))

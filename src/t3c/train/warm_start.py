@@ -118,7 +118,7 @@ def _place_(controller: Controller, places: Array) -> None:
 def _wish_(controller: Controller) -> None:
     """Proposals that go with the reach from the share of the bottom to that of the top."""
     bottoms = [
-        [points[0].rank / points[-1].rank, points[0].bits / points[-1].bits]
+        [points[0].level / points[-1].level, points[0].bits / points[-1].bits]
         for points in controller.about.units.values()
     ]
     low = torch.tensor(bottoms, dtype=torch.float64).clamp(0.01, 0.99).logit()
