@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t3c.control.greedy import greedy, uniform, within
-from t3c.control.knapsack import Allocation, allocations
+from t3c.control.greedy import greedy, uniform
+from t3c.control.knapsack import Allocation
 from t3c.control.menu import Option
-from t3c.errors import BudgetError, SpecError
+from t3c.errors import SpecError
 from t3c.spec import LayerPoint
 
 Chains = dict[str, list[Option]]
@@ -66,8 +66,6 @@ def test_greedy_does_not_see_behind_a_poor_step() -> None:
 
     chains = {"a": options((1, 10), (2, 9), (3, 0)), "b": options((1, 10), (2, 8))}
     assert [ranks(a) for a in greedy(chains)[1:3]] == [{"a": 1, "b": 2}, {"a": 2, "b": 2}]
-    assert within(greedy(chains), 4).squared_drift == 17
-    assert within(allocations(chains), 4).squared_drift == 10
 
 
 @given(chain_sets())
@@ -80,14 +78,6 @@ def test_uniform_has_all_levels_that_differ(chains: Chains) -> None:
     assert [tuple(r - 1 for r in ranks(a).values()) for a in uniform(chains)] == sorted(levels)
 
 
-@given(chain_sets(), st.integers(0, 60))
-def test_within_is_the_largest_that_fits(chains: Chains, budget: int) -> None:
-    path = greedy(chains)
-    found = within(path, budget)
-    fitting = [a for a in path if a.cost <= budget]
-    assert found is (fitting[-1] if fitting else path[0])
-
-
 def test_what_is_refused() -> None:
     path = greedy({"a": [Option(LayerPoint(1, 4), 1, 1)]})
     assert len(path) == 1
@@ -95,5 +85,3 @@ def test_what_is_refused() -> None:
         for make in (greedy, uniform):
             with pytest.raises(SpecError, match="at least one"):
                 make(bad)
-    with pytest.raises(BudgetError, match="nan"):
-        within(path, float("nan"))

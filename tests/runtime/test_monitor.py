@@ -15,7 +15,7 @@ from t3c.engines import ENGINES, open_engine
 from t3c.engines.torch import TorchSession
 from t3c.errors import DataError, SpecError
 from t3c.graph.assemble import quantized_inputs, synthetic_layer
-from t3c.graph.watching import WATCHED, exposed, features, monitored_tensors, watched
+from t3c.graph.watching import WATCHED, features, monitored_tensors, watched
 from t3c.measure.shift import Activations
 from t3c.runtime.monitor import Monitor, Shift
 from t3c.runtime.runtime import Runtime, load
@@ -40,6 +40,17 @@ def fitted(rng: np.random.Generator, fit: int = 64, reference: int = 100) -> Shi
         usual(rng, fit), usual(rng, reference),
         tensors=NAMES, layers=LAYERS, thresholds=dict.fromkeys(NAMES, 1.0),
     )  # fmt: skip
+
+
+def exposed(model: onnx.ModelProto, tensors: list[str]) -> onnx.ModelProto:
+    """Return a copy of an engine graph whose last outputs are these float tensors."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for name in tensors:
+        output = f"exposed/{name}"
+        copy.graph.node.append(helper.make_node("Identity", [name], [output]))
+        copy.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
+    return copy
 
 
 def found(monitor: Monitor, rows: np.ndarray) -> tuple[Shift, int]:

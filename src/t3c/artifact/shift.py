@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PositiveFloat, model_validator
 
-from t3c.artifact.manifest import Record
+from t3c.artifact.plain import Record
 from t3c.errors import DataError, SpecError
 
 LEAST_FIT = 8  # samples that a centre and a scale can be made of

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from t3c.errors import DataError
 from t3c.files import locked, replacing, writing
-from t3c.zoo import cifar100 as fine
 from t3c.zoo.cifar10 import FETCHED, LABELS, SHEETS, check_folder
 
 PACKAGED = {"README.md", "index.bundle.d.ts", "index.bundle.js", "package.json"}  # besides data
@@ -43,29 +42,7 @@ def cifar10(
     return _placed(final, fill, check_folder, str(given or CIFAR10))
 
 
-def cifar100(
-    to: Path | None = None, given: Path | None = None, say: Say = lambda text: None
-) -> Path:
-    """CIFAR-100 as two binary files, from a folder; whole or not there."""
-    names = tuple(fine.FILES.values())
-    if given is None:
-        raise DataError(
-            f"cifar100 cannot be fetched: name a folder of {' and '.join(names)} with --from"
-        )
-
-    def fill(folder: Path) -> None:
-        say(f"copying from {given}")
-        _copy(given, folder, str(given), names)
-
-    final = to or fine.FETCHED
-    _check_place(final, set(names))
-    return _placed(final, fill, fine.check_folder, str(given))
-
-
-DATASETS: dict[str, Callable[[Path | None, Path | None, Say], Path]] = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-}
+DATASETS: dict[str, Callable[[Path | None, Path | None, Say], Path]] = {"cifar10": cifar10}
 
 
 def _placed(
