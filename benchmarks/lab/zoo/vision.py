@@ -86,7 +86,7 @@ KNOWN = {
 
 
 def load_vision(name: str) -> Vision:
-    """Return a classifier with the weights of its folder in T3C_DATA, or of the hub if there is none."""
+    """Return a classifier with the weights of its folder in T3C_DATA, or else of the hub."""
     if name not in KNOWN:
         raise DataError(f"no classifier {name!r}: known are {', '.join(KNOWN)}")
     known = KNOWN[name]
