@@ -79,7 +79,7 @@ class Package:
             self.modules[name] = _read(ast.parse(path.read_text()))
 
     def resolve(self, module: str, name: str) -> tuple[str, str | None] | None:
-        """Return where a name of a module is defined: (module, None) for a module, None: not ours."""
+        """Return where a name is defined: (module, None) for a module, None if it is not ours."""
         here = self.modules[module]
         if name in here.defined:
             return module, name

@@ -99,8 +99,9 @@ class ShiftModel(Record):
     def scores(self, features: npt.ArrayLike) -> tuple[Floats, Floats]:
         """Return distance and level of samples (n, F), both (n,); infinite if one is not finite.
 
-        The distance is from the calibrated centre, about 1 where samples are usual. The level is the mean feature in calibrated units, with its sign: a common rise or fall
-        shows in it long before it shows in the distance.
+        The distance is from the calibrated centre, about 1 where samples are usual. The level is
+        the mean feature in calibrated units, with its sign: a common rise or fall shows in it long
+        before it shows in the distance.
         """
         given = self.checked(features)
         finite = np.asarray(np.isfinite(given).all(axis=1))
