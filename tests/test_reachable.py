@@ -33,9 +33,9 @@ EXCEPTIONS = {  # what nothing in the library has to reach, and why
     "t3c.exporter.timing.time_points": "makes what `export(timed=...)` and `fit(shares=...)` take",
     "t3c.runtime.pool.Pool.leased": "what is held now: how tests see that nothing is leaked",
 }
-FRAMEWORK = {  # methods called by name: by torch, by uvicorn and asyncio, by Prometheus, by Ray
-    "forward", "backward", "setup_context", "extra_repr",
-    "handle_exit", "connection_made", "connection_lost", "on_message_begin", "on_headers_complete",
+FRAMEWORK = {  # methods called by name: by torch, typer, uvicorn, asyncio, Prometheus, Ray
+    "forward", "backward", "setup_context", "extra_repr", "resolve_command", "handle_exit",
+    "connection_made", "connection_lost", "on_message_begin", "on_headers_complete",
     "collect", "check_health",
 }  # fmt: skip
 REGISTERING = {"field_validator", "model_validator", "field_serializer", "model_serializer"}
