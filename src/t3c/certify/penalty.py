@@ -151,8 +151,12 @@ def observe_reach(
     gains, sizes, output = torch.zeros(len(index)), torch.zeros(len(index)), torch.zeros(())
     samples = list(batches_of(inputs, 1))
     modules = {name: original.get_submodule(name) for name in layers}
+
+    def squared_size(name: str, x: Tensor) -> Tensor:
+        return _squared_size(layers[name], x)
+
     for sample in samples:
-        with torch.enable_grad(), taking(modules) as runs:
+        with torch.enable_grad(), taking(modules, squared_size) as runs:
             result = call(original, sample)
         output += result.detach().norm()
         if not runs:
@@ -161,10 +165,9 @@ def observe_reach(
         offsets = [run.offset for run in runs]
         adjoints = torch.autograd.grad(result, offsets, signs, materialize_grads=True)
         for run, adjoint in zip(runs, adjoints, strict=True):
-            layer = layers[run.name]
-            weight = index[layer.elastic.spec.name]
+            weight = index[layers[run.name].elastic.spec.name]
             gains[weight] += adjoint.square().sum()
-            sizes[weight] += _squared_size(layer, run.input)
+            sizes[weight] += run.kept
     return Reach(gains / len(samples), sizes / len(samples), output / len(samples))
 
 

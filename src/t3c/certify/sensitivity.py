@@ -90,7 +90,7 @@ def layer_sensitivities(
             for index, run in enumerate(runs):
                 layer = layers[run.name]
                 adjoints = torch.stack([row[index].flatten() for row in rows])
-                mine[layer.elastic.spec.name].append(Use(layer, run.input, adjoints))
+                mine[layer.elastic.spec.name].append(Use(layer, run.kept, adjoints))
             for name in weights:
                 uses[name].append(tuple(mine[name]))
     return {

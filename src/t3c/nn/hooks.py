@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 
 class Taken(NamedTuple):
-    """One run of a layer: its name, what it read, and zeros that were added to its output."""
+    """One run of a layer: its name, what is kept of its input, zeros added to its output."""
 
     name: str
-    input: Tensor
+    kept: Tensor
     offset: Tensor
 
 
@@ -41,8 +41,11 @@ def read_by(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
 
 
 @contextmanager
-def taking(layers: Mapping[str, nn.Module]) -> Iterator[list[Taken]]:
-    """Yield a list that gets an entry for each run of these layers.
+def taking(
+    layers: Mapping[str, nn.Module],
+    keep: Callable[[str, Tensor], Tensor] = lambda name, read: read.detach(),
+) -> Iterator[list[Taken]]:
+    """Yield a list that gets an entry for each run of these layers, with what to `keep` of inputs.
 
     The gradient at the zeros of a run is the adjoint of its output. At the output itself it is not
     to be had: frozen weights give it no gradient, and an activation may work on it in place.
@@ -52,7 +55,7 @@ def taking(layers: Mapping[str, nn.Module]) -> Iterator[list[Taken]]:
     def watch(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: dict[str, Any], out: Tensor) -> Tensor:
             offset = torch.zeros_like(out, requires_grad=True)
-            runs.append(Taken(name, read_by(args, kwargs).detach(), offset))
+            runs.append(Taken(name, keep(name, read_by(args, kwargs)), offset))
             return out + offset
 
         return hook

@@ -187,7 +187,8 @@ def observe_adjoints(
     sums: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(seed)
     modules = {name: model.get_submodule(name) for name in layers}
-    with evaluating(model), torch.enable_grad(), taking(modules) as runs:
+    nothing = torch.empty(0)  # inputs would take memory
+    with evaluating(model), torch.enable_grad(), taking(modules, lambda *_: nothing) as runs:
         for inputs in batches:
             for few in batches_of(inputs, ADJOINT_BATCH):
                 runs.clear()
