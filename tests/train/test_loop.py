@@ -114,7 +114,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "masks": {"masks": True},
     "spectral": {"certificate": 0.1, "certificate_kind": "spectral", "certificate_every": 3},
     "augmented": {
-        "full": "trained", "full_every": 3, "augmentations": ("shift", "color_jitter"),
+        "full": "trained", "full_every": 3, "augmentations": ("shift", "crop_and_flip"),
         "mixing": "both", "label_smoothing": 0.1, "certificate": 0.1,
     },
 }  # fmt: skip
