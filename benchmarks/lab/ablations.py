@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from lab.policies import within
+from lab.paths import within
 from lab.subjects import Labelled
 from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import layer_sensitivities

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lab.certified import Made
-from t3c.certify.coverage import agreement, expected_coverage, random_splits
+from lab.splits import random_splits
+from t3c.certify.coverage import agreement, expected_coverage
 from t3c.certify.drift import Array, relative_drift
 from t3c.certify.slices import Indices
 from t3c.device.execution import Execution

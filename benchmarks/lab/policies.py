@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
+from lab.paths import within
 from lab.subjects import SUBJECTS, Labelled
 from t3c.control.greedy import greedy, uniform
 from t3c.control.knapsack import Allocation, allocations
@@ -88,11 +89,6 @@ def paths(mine: Study, seed: int) -> dict[str, list[Allocation]]:
         "gumbel": learned(ControllerConfig(seed=seed)),
         "reinforce": learned(few, reward=reward),
     }
-
-
-def within(path: Sequence[Allocation], budget: float) -> Allocation:
-    """Return the last allocation of a nested path that costs at most `budget`, else the first."""
-    return next((a for a in reversed(path) if a.cost <= budget), path[0])
 
 
 def policy_rows(subject: str, steps: int, batch: int, count: int, say: Say) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ def about() -> None:
 
 @data.command()
 def get(
-    name: Annotated[str, typer.Argument(help="cifar10, or cifar100 with --from")],
+    name: Annotated[str, typer.Argument(help="cifar10")],
     to: Annotated[Path | None, typer.Option(help="Where to; default out/data/NAME")] = None,
     given: Annotated[
         Path | None, typer.Option("--from", help="A local copy to take it from")

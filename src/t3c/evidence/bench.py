@@ -71,9 +71,6 @@ class Result(Frozen):
     monotone: Monotone
     artifact: str
 
-    def variant(self, name: str) -> Variant:
-        return next(v for v in self.variants if v.name == name)
-
 
 @dataclass(frozen=True)
 class Data:

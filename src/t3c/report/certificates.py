@@ -28,28 +28,14 @@ def certificate_picture(found: Certification) -> str:
         }
         for c in found.entries
     ]  # fmt: skip
-    chart = _chart(f"{found.engine}, {found.entries[0].samples} samples", rows, labelled=True)
+    chart = drift_chart(f"{found.engine}, {found.entries[0].samples} samples", rows, labelled=True)
     return panels("Mean drift against each figure of its certificate", [chart], columns=1)
 
 
-def figures_picture(rows: Sequence[Row], study: Sequence[Row]) -> str:
-    """A panel a model: its profiles' figures, with first order of many more profiles."""
-    charts = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        mine = [row for row in rows if row["model"] == model]
-        more = [
-            {**dict.fromkeys(("epsilon", "worst_case")), "profile": "", "mean": row["drift"],
-             "first_order": row["first_order"], "spectral": row["spectral"]}
-            for row in study
-            if row["model"] == model and row["profile"] not in {r["profile"] for r in mine}
-        ]  # fmt: skip
-        charts.append(_chart(f"{model} ({len(mine) + len(more)} profiles)", [*mine, *more]))
-    return panels("Mean drift against each figure of its certificate", charts)
-
-
-def _chart(
+def drift_chart(
     name: str, rows: Sequence[Row], labelled: bool = False
 ) -> tuple[str, Axis, Axis, list[Series]]:
+    """Return a chart of drift against each figure, as `panels` takes it: name, axes, series."""
     series = []
     for key, title, style, shape in FIGURES:
         points = [

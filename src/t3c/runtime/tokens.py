@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from t3c.artifact.manifest import LARGEST_PLAIN, TOKENIZER, ModelEntry
+from t3c.artifact.manifest import TOKENIZER, ModelEntry
+from t3c.artifact.plain import LARGEST_PLAIN
 from t3c.artifact.reader import Artifact
 from t3c.engines.protocol import Array
 from t3c.errors import ArtifactError, DataError, MissingExtraError

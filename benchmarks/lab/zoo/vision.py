@@ -14,10 +14,11 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
+from lab.zoo import imagenet_sample
+from lab.zoo.imagenet import SHORTER, SIDE, Preprocessing
 from t3c.errors import DataError, SpecError
-from t3c.zoo import local
 from t3c.zoo.hugging_face import load_model
-from t3c.zoo.imagenet import SHORTER, SIDE, Preprocessing
+from t3c.zoo.local import data_root
 
 PREPROCESSOR = "preprocessor_config.json"
 CROP_SHARE = 0.875  # of a picture's shorter side, where a ConvNeXt's configuration tells none
@@ -30,7 +31,7 @@ SQUEEZED = Preprocessing(resize=(SIDE, SIDE), crop=None, resample=BICUBIC)
 HALVES = Preprocessing(
     resize=(SIDE, SIDE), crop=None, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
 )  # fmt: skip
-RAW = Preprocessing(mean=local.MEAN, std=(1.0, 1.0, 1.0), rescale=1.0)
+RAW = Preprocessing(mean=imagenet_sample.MEAN, std=(1.0, 1.0, 1.0), rescale=1.0)
 
 
 class Classifier(nn.Module):
@@ -85,7 +86,7 @@ KNOWN = {
 
 
 def load_vision(name: str) -> Vision:
-    """A classifier with the weights of its folder in T3C_DATA, or of the hub if there is none."""
+    """Return a classifier with the weights of its folder in T3C_DATA, or else of the hub."""
     if name not in KNOWN:
         raise DataError(f"no classifier {name!r}: known are {', '.join(KNOWN)}")
     known = KNOWN[name]
@@ -108,16 +109,16 @@ VISION: dict[str, Callable[[], Vision]] = {name: partial(load_vision, name) for 
 
 
 def _found(name: str, known: Known) -> tuple[Path | None, Preprocessing]:
-    """The first folder of T3C_DATA that is there, and the preprocessing of its weights."""
+    """Return the first folder of T3C_DATA that is there, and the preprocessing of its weights."""
     if os.environ.get("T3C_DATA"):
         for folder, how in {name: known.preprocessing, **known.folders}.items():
-            if (local.data_root() / folder).is_dir():
-                return local.data_root() / folder, how
+            if (data_root() / folder).is_dir():
+                return data_root() / folder, how
     return None, known.preprocessing
 
 
 def _check_size(source: str, config: Any, how: Preprocessing) -> None:
-    """Refuse pictures of another size where places in the picture are learned."""
+    """Raise for pictures of another size where places in the picture are learned."""
     if config.model_type not in ("vit", "swin"):
         return
     size = config.image_size
@@ -129,7 +130,7 @@ def _check_size(source: str, config: Any, how: Preprocessing) -> None:
 
 
 def _wordnet_ids(labels: Mapping[int, str]) -> tuple[str, ...] | None:
-    """The labels in order, if all of them are WordNet ids."""
+    """Return the labels in order, if all of them are WordNet ids."""
     names = tuple(labels[index] for index in sorted(labels))
     return names if all(len(n) == 9 and n[0] == "n" and n[1:].isdecimal() for n in names) else None
 
@@ -162,7 +163,7 @@ class _Told(BaseModel):
 
 
 def read_preprocessing(path: Path) -> Preprocessing:
-    """The preprocessing that a Hugging Face `preprocessor_config.json` tells."""
+    """Return the preprocessing that a Hugging Face `preprocessor_config.json` tells."""
     try:
         told = _Told.model_validate_json(path.read_bytes())
         return _preprocessing(told)
@@ -195,7 +196,7 @@ def _preprocessing(told: _Told) -> Preprocessing:
 
 
 def _sides(told: _Told, cut: bool) -> tuple[int | tuple[int, int] | None, tuple[int, int] | None]:
-    """What pictures are resized to and what is cut from their centre."""
+    """Return what pictures are resized to and what is cut from their centre."""
     crop = _pair(_need(told, "crop_size")) if told.do_center_crop else None
     if told.do_resize is False:
         return None, crop
@@ -215,7 +216,7 @@ def _sides(told: _Told, cut: bool) -> tuple[int | tuple[int, int] | None, tuple[
 
 
 def _pair(size: Size) -> tuple[int, int]:
-    """Height and width."""
+    """Return height and width."""
     if isinstance(size, int):
         return size, size
     height, width = size.get("height"), size.get("width")
@@ -225,7 +226,7 @@ def _pair(size: Size) -> tuple[int, int]:
 
 
 def _need(told: _Told, name: str) -> Any:
-    """What the configuration has to tell."""
+    """Return what the configuration has to tell."""
     value = getattr(told, name)
     if value is None:
         raise DataError(f"there is no {name}")
