@@ -21,6 +21,7 @@ from torch import nn
 
 from t3c.artifact.devices import LayerTiming
 from t3c.control.profiles import Measured, Pruned
+from t3c.control.proposed import Controlled
 from t3c.convert import elasticize_, state_of
 from t3c.cost.proxy import FEATURES
 from t3c.cost.work import layer_work
@@ -37,6 +38,9 @@ from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.measure import latency
+from t3c.runtime.chooser import Chooser
+from t3c.runtime.runtime import Runtime
+from t3c.runtime.select import Candidate
 from t3c.spec import Form, Goal, LayerPoint, LayerSpec, Profile
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
@@ -200,6 +204,19 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
     np.savez(folder / "calibration.npz", x=digits.train[0][:64].numpy())
     np.save(folder / "one.npy", test[0])
     return Made(folder, folder / "small.t3c", model, digits, exported)
+
+
+def put_candidates(runtime: Runtime, candidates: Sequence[Candidate]) -> None:
+    """Let a runtime choose among other candidates than its artifact's."""
+    runtime.chooser.candidates = list(candidates)
+
+
+def put_controller(runtime: Runtime, controller: Controlled | None) -> None:
+    """Let a runtime ask another controller than its artifact's, or none."""
+    chooser = runtime.chooser
+    runtime.chooser = Chooser(
+        chooser.engine, chooser.candidates, controller, runtime.signals, runtime.alarm
+    )
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from t3c.device.transfer import calibrate_quickly
 from t3c.engines import open_engine
 from t3c.errors import ArtifactError, CorruptError, DisturbedError, SpecError
 from t3c.graph.context import float_outputs
+from t3c.runtime.remarks import Code
 from t3c.runtime.runtime import load
 from t3c.spec import Budget, Factorization, Form, Kind, Latency, LayerPoint, LayerSpec
 
@@ -155,9 +156,11 @@ def test_a_device_that_was_never_calibrated_is_served_by_transfer(
     alone = load(copied, "onnxruntime", 1)
     assert alone.table is not None
     assert not alone.table.measured
-    assert "its error there is not known" in alone.note
+    assert "its error there is not known" in str(alone.note)
     answer = alone.answer(made.digits.test[0][:1].numpy(), Budget(latency_ms=1e6))
-    assert any("was not calibrated" in w and "proxy of" in w for w in answer.warnings)
+    assert alone.note in answer.warnings
+    assert alone.note.code is Code.TRANSFERRED_TABLE
+    assert "proxy of" in str(alone.note)
     artifact.add_device(table)
     known = load(copied, "onnxruntime", 1)
     assert known.table == table
@@ -169,7 +172,7 @@ def test_a_device_that_was_never_calibrated_is_served_by_transfer(
     assert donor.device.engine == "openvino"
     error = transfer_error(donor, artifact.devices())
     assert third.table.error == error
-    assert f"off by up to {error:.0%}" in third.note
+    assert f"off by up to {error:.0%}" in str(third.note)
     assert third.candidates[0].guard >= error  # the error bar is kept free
 
 

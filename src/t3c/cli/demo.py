@@ -33,7 +33,7 @@ def demo(
     if as_json:
         print_json(payload)
         return
-    print_variants(payload)
+    print_variants(done.result)
     console = out_console
     for asked in done.asked:
         bound = "not certified here"

@@ -35,7 +35,7 @@ from t3c.errors import DataError
 from t3c.evidence.audit import ROUNDS, Audit
 from t3c.evidence.audit import audit as run_audit
 from t3c.files import locked
-from t3c.report.terminal import print_conditions, print_table, table_json
+from t3c.report.terminal import print_conditions, print_table, summarize_table
 from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import load
 
@@ -85,16 +85,15 @@ def calibrate(
             opened.add_device(table)
             journal.finish()
         write_card(opened)
-    payload = table_json(table, str(path))
-    if forms:
-        payload["forms"] = form_rows(opened, table)
+    summary = summarize_table(table, str(path))
+    rows = form_rows(opened, table) if forms else []
     if as_json:
-        print_json(payload)
+        print_json(summary.to_json() | ({"forms": rows} if forms else {}))
         return
-    print_table(payload, out_console)
+    print_table(summary, out_console)
     if forms:
         shown = Table("profile", "layer", "rank", "bits", "form", "why")
-        for row in payload["forms"]:
+        for row in rows:
             shown.add_row(*(str(value) for value in row.values()))
         out_console.print(shown)
 
@@ -164,7 +163,7 @@ def audit(
             tick=lambda done, total: watch("timing profiles", done, total),
         )  # fmt: skip
     if as_json:
-        print_json(found.to_json())
+        print_json(dataclasses.asdict(found))
     else:
         print_audit(found)
         if runtime.note:
@@ -195,4 +194,4 @@ def print_audit(found: Audit) -> None:
     if found.speed is not None:
         console.print(f"the machine runs at {found.speed:.2f}x its calibrated times")
     if found.conditions:
-        print_conditions(dataclasses.asdict(found.conditions), console)
+        print_conditions(found.conditions, console)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,9 +50,6 @@ class Audit:
     def ok(self) -> bool:
         """Whether the promise held that does not depend on the machine's mood."""
         return self.monotone_violations == 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def audit(

@@ -14,6 +14,7 @@ from t3c.device.machine import describe
 from t3c.device.predict import nearest, transferred
 from t3c.engines import Engine
 from t3c.errors import CorruptError
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate
 from t3c.spec import Certificate, Profile
 
@@ -21,8 +22,9 @@ from t3c.spec import Certificate, Profile
 class Placed:
     """What a runtime knows before it runs anything.
 
-    `note` is what to say of its latencies; `refused` are profiles that are not to run here, and
-    why: their outputs were not torch's when that was checked, or the engine lacks a form.
+    `note` is a warning about its latencies, None where they were measured here. `refused` are
+    profiles that are not to run here, and why: their outputs were not torch's when that was
+    checked, or the engine lacks a form.
     """
 
     def __init__(self, artifact: Artifact, engine: Engine) -> None:
@@ -42,16 +44,17 @@ class Placed:
         """The graph the engine runs for a profile."""
         return self.executions[profile].graph(self.artifact, self.device.weight_bits)
 
-    def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, str]:
-        """This device's table, else one made from the nearest device's; and what to say of it."""
+    def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, Remark | None]:
+        """Return this device's table, else one made from the nearest device's, and a warning."""
         for table in tables:
             if table.device == self.device:
-                return table, "" if table.measured else f"latencies are from {table.source}"
+                elsewhere = Remark(Code.OTHER_TABLE, causes=(table.source,))
+                return table, None if table.measured else elsewhere
         donor = nearest(tables, self.device)
         if donor is None:
-            return None, "this artifact was never calibrated: latencies are not known"
+            return None, Remark(Code.NO_TABLE)
         table = transferred(self.artifact, donor, tables, self.device)
-        return table, f"this device was not calibrated: latencies are from {table.source}"
+        return table, Remark(Code.TRANSFERRED_TABLE, causes=(table.source,))
 
     def _execution(self, profile: Profile, ledger: Ledger | None) -> Execution:
         """The profile as this device executes it."""
@@ -84,15 +87,20 @@ class Placed:
             best = found if len(found) > len(best) else best
         return best
 
-    def _find_refused(self, ledger: Ledger | None) -> Mapping[str, str]:
+    def _find_refused(self, ledger: Ledger | None) -> Mapping[str, Remark]:
         name, bits = self.engine.name, self.device.weight_bits
         parity = ledger.parity_of(name, bits) if ledger else {}
-        refused = {p: row.reason for p, row in parity.items() if row.reason}
+        refused = {
+            p: Remark(Code.DIFFERS, p, causes=(row.reason,))
+            for p, row in parity.items()
+            if row.reason
+        }
         kernels = self.artifact.manifest.kernels.get(name)
         for profile, forms in self.forms.items() if kernels else ():
-            lacking = set(forms.values()) - set(kernels.forms) if kernels else set()
+            lacking = tuple(sorted(set(forms.values()) - set(kernels.forms if kernels else ())))
             if lacking:
-                refused.setdefault(profile, f"{name} has no {', '.join(sorted(lacking))} form")
+                lacks = Remark(Code.NO_FORM, profile, engine=name, names=lacking)
+                refused.setdefault(profile, lacks)
         return refused
 
     def _candidate(self, profile: Profile) -> Candidate:
