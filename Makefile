@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak pictures bench-fuzz base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak bench-startup pictures bench-fuzz bench-wheel base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
 
 setup: $(STAMP)
 
@@ -54,8 +54,14 @@ bench-serve: setup
 bench-soak: setup
 	$(BIN)/python benchmarks/soak.py
 
+bench-startup: setup
+	$(BIN)/python benchmarks/startup.py
+
 bench-fuzz: setup
 	$(BIN)/python benchmarks/fuzz.py
+
+bench-wheel: setup
+	$(BIN)/python benchmarks/wheel.py
 
 base: setup
 	$(BIN)/python benchmarks/base.py --test

@@ -13,9 +13,9 @@ from pathlib import Path
 from lab.base import accuracy
 from lab.sentences import LENGTH, load_any, sentence_accuracy, train_any
 from lab.zoo.bases import NETWORKS, SENTENCES, base_folder, base_network
+from lab.zoo.minilm import sst2_ids
 from t3c.errors import DataError, T3CError
 from t3c.zoo.cifar10 import cifar10
-from t3c.zoo.text import sst2_ids
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "base"
 

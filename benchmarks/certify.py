@@ -25,7 +25,7 @@ from lab.certification import (
 from lab.certified import make, subjects
 from lab.figures import Figure, finish
 from lab.monitoring import monitor_rows, penalty_rows, watching_row
-from t3c.cli.app import progress, watcher
+from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.files import write_atomic
 

@@ -27,7 +27,7 @@ from lab.cost import (
 )
 from lab.figures import Figure, finish
 from t3c.artifact.reader import DEVICES, Artifact
-from t3c.cli.app import progress, watcher
+from t3c.cli.console import progress, watcher
 from t3c.device.calibrate import CalibrationConfig, calibrate
 from t3c.engines import open_engine
 from t3c.errors import DisturbedError, T3CError

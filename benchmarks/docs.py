@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab.report.certificates import figures_picture
 from lab.report.cost import cost_picture
 from lab.report.fidelity import fidelity_picture
 from lab.report.results import results_text
@@ -15,9 +16,8 @@ from lab.report.results_charts import results_pictures
 from lab.report.runtime import sizes_picture
 from lab.report.serving import serving_picture
 from lab.report.training import training_picture
-from t3c.artifact.schema import schemas
+from lab.schema import schemas
 from t3c.files import write_atomic
-from t3c.report.certificates import figures_picture
 
 DOCS, OUT = Path("docs"), Path("out")
 BLOCK = re.compile(r"(<!-- table ([\w-]+) (\w+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.S)

@@ -18,7 +18,7 @@ from lab.figures import Figure, finish
 from lab.results import Results, ResultsSpec, load_results
 from lab.sentences import load_any, train_any
 from lab.zoo.bases import base_folder
-from t3c.cli.app import progress, watcher
+from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 
 ROOT = Path(__file__).parents[1]

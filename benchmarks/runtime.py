@@ -18,7 +18,7 @@ from lab.figures import Figure, finish
 from lab.shipped import make, size_rows, subjects
 from lab.swapping import cold_rows, memory_rows, overhead_row, stress, swap_rows
 from t3c.artifact.reader import Artifact
-from t3c.cli.app import progress, watcher
+from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.runtime.runtime import Runtime
 

@@ -35,7 +35,7 @@ from lab.results import ARTIFACT, MODEL, Results, load_results
 from lab.sentences import load_any, train_any
 from lab.servers import Server, server, standing_in
 from lab.zoo.bases import base_folder
-from t3c.cli.app import progress, watcher
+from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.runtime.runtime import load
 

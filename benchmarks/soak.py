@@ -28,7 +28,7 @@ from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.errors import DataError, T3CError
 from t3c.runtime.reading import read_arrays
-from t3c.serve.protocol import HEADER_LENGTH
+from t3c.serve.tensors import HEADER_LENGTH
 
 DEMO, WORK, OUT = Path("out/demo"), Path("out/bench-soak"), Path("out/bench-soak.json")
 TOKEN = "a token for the soak alone"

@@ -17,7 +17,7 @@ from typing import Any
 
 from lab.figures import Figure, finish
 from lab.large import Writing, compress_large, decode_large, export_large
-from t3c.cli.app import progress, watcher
+from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.files import write_atomic
 

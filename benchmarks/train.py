@@ -19,7 +19,7 @@ from lab.few import few_rows
 from lab.figures import Figure, finish
 from lab.overhead import overhead_rows, parts_rows
 from lab.policies import policy_rows, summary_rows
-from t3c.cli.app import progress, watcher
+from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.files import write_atomic
 from t3c.zoo.recipe import load_recipe

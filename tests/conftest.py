@@ -21,6 +21,7 @@ from torch import nn
 
 from t3c.artifact.devices import LayerTiming
 from t3c.control.profiles import Measured, Pruned
+from t3c.control.proposed import Controlled
 from t3c.convert import elasticize_, state_of
 from t3c.cost.proxy import FEATURES
 from t3c.cost.work import layer_work
@@ -28,14 +29,18 @@ from t3c.device import calibrate as calibration
 from t3c.device import measured as layer_times
 from t3c.device import transfer
 from t3c.device.calibrate import CalibrationConfig
-from t3c.device.grid import work_of
-from t3c.device.measured import Subject
+from t3c.device.execution import Execution
+from t3c.device.predict import work_of
+from t3c.device.timed import Timed
 from t3c.evidence import audit as auditing
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.measure import latency
+from t3c.runtime.chooser import Chooser
+from t3c.runtime.runtime import Runtime
+from t3c.runtime.select import Candidate
 from t3c.spec import Form, Goal, LayerPoint, LayerSpec, Profile
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
@@ -84,16 +89,16 @@ def counted(
 
 
 def counted_profiles(
-    run: calibration._Run, chain: Mapping[str, Subject], grid: Mapping[str, Subject]
-) -> tuple[dict[str, latency.Blocks], dict[str, latency.Blocks]]:
+    run: calibration._Run, chain: Mapping[Timed, Execution], grid: Mapping[Timed, Execution]
+) -> tuple[dict[Timed, latency.Blocks], dict[Timed, latency.Blocks]]:
     """Times of profiles on the device of `counted`: those of their layers, and 0.1 ms besides."""
     price = {"gflop": 10.0, "launch": 0.001, "mb": 0.0}
     prices = [price.get(name.rpartition(".")[2], 0.1) for name in FEATURES]
 
-    def blocks(subjects: Mapping[str, Subject]) -> dict[str, latency.Blocks]:
+    def blocks(executions: Mapping[Timed, Execution]) -> dict[Timed, latency.Blocks]:
         return {
-            name: [[float(work_of(run.artifact, subject) @ prices)] * run.config.rounds]
-            for name, subject in subjects.items()
+            key: [[float(work_of(run.artifact, execution) @ prices)] * run.config.rounds]
+            for key, execution in executions.items()
         }
 
     return blocks(chain), blocks({**chain, **grid}) if grid else {}
@@ -199,6 +204,19 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
     np.savez(folder / "calibration.npz", x=digits.train[0][:64].numpy())
     np.save(folder / "one.npy", test[0])
     return Made(folder, folder / "small.t3c", model, digits, exported)
+
+
+def put_candidates(runtime: Runtime, candidates: Sequence[Candidate]) -> None:
+    """Let a runtime choose among other candidates than its artifact's."""
+    runtime.chooser.candidates = list(candidates)
+
+
+def put_controller(runtime: Runtime, controller: Controlled | None) -> None:
+    """Let a runtime ask another controller than its artifact's, or none."""
+    chooser = runtime.chooser
+    runtime.chooser = Chooser(
+        chooser.engine, chooser.candidates, controller, runtime.signals, runtime.alarm
+    )
 
 
 @pytest.fixture

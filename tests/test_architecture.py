@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
+import typer
+
 import t3c
+import t3c.cli
+from conftest import Made
 
 SOURCE = Path(t3c.__file__).parent
 
 # A line may import from the lines above it, and parts of a line from their own part alone.
 LINES = [
-    {"errors", "version"},
+    {"errors", "silence", "version"},
     {"files"},
     {"spec"},
     {"measure"},
@@ -89,19 +94,66 @@ def test_runtime_never_needs_training() -> None:
 def test_public_names() -> None:
     assert sorted(t3c.__all__) == [
         "BlockConfig", "Budget", "Certificate", "CertifyConfig", "ElasticConfig", "ExportConfig",
-        "ImageSpec", "Keep", "LayerPoint", "MonitorConfig", "Pressure", "Profile", "Request",
-        "Runtime", "T3CError", "TextSpec", "TrainConfig", "__version__", "certify_artifact",
-        "elasticize_", "export", "fit", "load", "plan_conversion", "reconstruct", "settle_",
-        "smooth_", "trim", "write_original",
+        "Goal", "ImageSpec", "Keep", "LayerPoint", "MonitorConfig", "Objective", "Pressure",
+        "Profile", "Request", "Runtime", "T3CError", "TextSpec", "TrainConfig", "__version__",
+        "certify_artifact", "elasticize_", "export", "fit", "load", "plan_conversion",
+        "reconstruct", "settle_", "smooth_", "trim", "write_original",
     ]  # fmt: skip
     assert all(getattr(t3c, name) is not None for name in t3c.__all__)
 
 
+HEAVY = {
+    "PIL", "fastapi", "numpy", "onnx", "onnxruntime", "openvino", "pydantic", "rich.console",
+    "safetensors", "scipy", "torch", "transformers", "yaml",
+}  # fmt: skip
+HELP = "import sys; sys.argv = ['t3c', '--help']; from t3c.cli import main; main()"
+
+
+def imported(code: str, *arguments: object) -> set[str]:
+    """Return the modules that a process of its own has imported after some code."""
+    told = f"import atexit, sys; atexit.register(lambda: print('|', *sys.modules)); {code}"
+    command = [sys.executable, "-c", told, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("|")[2].split())
+
+
 def test_importing_starts_nothing() -> None:
     code = (
-        "import sys, threading, warnings; before = list(warnings.filters); import t3c;"
-        "heavy = {'torch', 'openvino', 'onnxruntime', 'onnx', 'transformers'} & set(sys.modules);"
-        "assert not heavy, heavy; assert threading.active_count() == 1;"
-        "assert warnings.filters == before"
+        "import threading, warnings; before = list(warnings.filters); import t3c;"
+        "assert threading.active_count() == 1; assert warnings.filters == before"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not HEAVY & imported(code)
+
+
+def test_help_imports_no_command() -> None:
+    modules = imported(HELP)
+    assert not HEAVY & modules
+    ours = {name for name in modules if name.startswith("t3c.")}
+    assert ours == {"t3c.cli", "t3c.cli.app", "t3c.errors", "t3c.version"}
+
+
+def test_commands_are_listed_by_what_they_say_of_themselves() -> None:
+    """Their lines stand in the table, so that a list of them imports none."""
+    for module, name, line in sys.modules["t3c.cli.app"].COMMANDS.values():
+        command = getattr(importlib.import_module(module), name)
+        said = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+        assert said.splitlines()[0] == line
+
+
+def test_loading_measures_nothing(made: Made) -> None:
+    """Neither calibration nor what it is fitted by is imported to load an artifact and run it."""
+    code = (
+        "import numpy, t3c; runtime = t3c.load(sys.argv[1]);"
+        "runtime(numpy.load(sys.argv[2])[None], budget=t3c.Budget(size_mb=1000))"
+    )
+    modules = imported(code, made.artifact, made.folder / "one.npy")
+    assert "t3c.device.predict" in modules
+    measuring = {
+        "calibrate", "grid", "in_place", "journal", "measured", "starts", "timed", "transfer",
+    }  # fmt: skip
+    assert not {f"t3c.device.{name}" for name in measuring} & modules
+    allowed = {"processor", "quiet", "shift"}
+    measure = {name for name in modules if name.startswith("t3c.measure.")}
+    assert measure <= {f"t3c.measure.{name}" for name in allowed}
+    assert not {"PIL", "scipy", "torch"} & modules

@@ -269,7 +269,7 @@ def test_a_killed_calibration_is_taken_up_again(copied: Path) -> None:
 
 
 def test_two_calibrations_of_one_device_do_not_meet(copied: Path) -> None:
-    from t3c.device.measured import describe
+    from t3c.device.machine import describe
     from t3c.engines import open_engine
     from t3c.files import locked
 

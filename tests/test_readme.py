@@ -22,6 +22,7 @@ from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.exporter import ExportConfig
 from t3c.device.calibrate import CalibrationConfig
+from t3c.spec import Goal
 from t3c.zoo.digits import DigitsNet
 
 def lower(config: type, **defaults: Any) -> None:
@@ -29,7 +30,7 @@ def lower(config: type, **defaults: Any) -> None:
     config.__init__ = lambda self, **given: whole(self, **{**defaults, **given})
 
 lower(CalibrationConfig, rounds=3, grid=3, grid_rounds=3, starts=False)
-lower(ExportConfig, profiles=3)
+lower(ExportConfig, goal=Goal(profiles=3))
 lower(EstimateConfig, samples=1, path_samples=0)
 lower(CertifyConfig, worst_samples=1, monitor=False)
 DigitsNet.__init__.__defaults__ = ((16, 32, 64),)

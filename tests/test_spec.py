@@ -13,9 +13,9 @@ from t3c.spec import (
     Kind,
     LayerPoint,
     LayerSpec,
-    Menu,
     Profile,
     ProfileChain,
+    check_menu,
 )
 
 limits = st.none() | st.floats(0.1, 10)
@@ -55,10 +55,10 @@ def test_impossible_points(rank: int, bits: int) -> None:
 
 def test_menus_are_chains() -> None:
     a, b, c = LayerPoint(8, 4), LayerPoint(8, 8), LayerPoint(16, 6)
-    assert Menu((a, b)).top == b
+    check_menu((a, b))
     for broken in [(), (b, a), (b, c), (a, a)]:
         with pytest.raises(SpecError):
-            Menu(broken)
+            check_menu(broken)
 
 
 def test_profiles_are_chains() -> None:

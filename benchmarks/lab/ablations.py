@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from lab.paths import within
 from lab.subjects import Labelled
 from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import layer_sensitivities
-from t3c.control.greedy import greedy, uniform, within
+from t3c.control.greedy import greedy, uniform
 from t3c.control.knapsack import Allocation, allocations
 from t3c.control.menu import Option, chain
 from t3c.control.options import Shares, layer_profile, unit_options
@@ -48,7 +49,7 @@ def _all(options: Options) -> dict[str, tuple[Option, ...]]:
 VARIANTS: Mapping[str, tuple[str, Callable[[Options], Path]]] = {
     "joint": ("ranks and bits by the knapsack", lambda o: allocations(_all(o))),
     "rank-only": ("8 bits, ranks by the knapsack", lambda o: allocations(_held(o, "bits"))),
-    "bit-only": ("full rank, bits by the knapsack", lambda o: allocations(_held(o, "rank"))),
+    "bit-only": ("full rank, bits by the knapsack", lambda o: allocations(_held(o, "level"))),
     "uniform": ("one level for all layers, no allocation", lambda o: uniform(_all(o))),
     "greedy": ("the next best step, no hull", lambda o: greedy(_all(o))),
 }

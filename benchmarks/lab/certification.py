@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from lab.certified import Made
-from t3c.certify.coverage import agreement, expected_coverage, random_splits
+from lab.splits import random_splits
+from t3c.certify.coverage import agreement, expected_coverage
 from t3c.certify.drift import Array, relative_drift
 from t3c.certify.slices import Indices
+from t3c.device.execution import Execution
 from t3c.device.grid import mixtures, widest_ranges
-from t3c.device.measured import Subject as Deployed
 from t3c.evidence.along import first_order
 from t3c.evidence.certify import CertifyConfig, Slices, certify
 from t3c.evidence.drifts import measure_drifts, program_reference, session_outputs
@@ -114,11 +115,11 @@ def study_rows(made: Made, say: Say, count: int = MIXTURES) -> list[Row]:
     tensors = [torch.from_numpy(value) for value in samples]
     program, bits = Program(artifact), runtime.device.weight_bits
     truth = program_reference(artifact, made.original)(samples)
-    deployed = [runtime.subjects[name] for name in made.names]
+    deployed = [runtime.executions[name] for name in made.names]
     widest = widest_ranges(artifact)
     for profile in mixtures(artifact, count, seed=0):
         forms = {n: artifact.entries[n].spec.forms(p)[0] for n, p in profile.points.items()}
-        deployed.append(Deployed(profile, forms, widest))
+        deployed.append(Execution(profile, forms, widest))
     gains: Mapping[str, float] | None = None
     rows = []
     known: dict[tuple[str, object], float] = {}
@@ -187,7 +188,7 @@ def worst_rows(made: Made, say: Say) -> list[Row]:
     for name in made.names:
         say(f"{made.subject.name}: the worst case of {name}")
         one = executed(
-            artifact, made.original, runtime.subjects[name], runtime.device.weight_bits,
+            artifact, made.original, runtime.executions[name], runtime.device.weight_bits,
             torch.float64,
         )  # fmt: skip
         cases = worst_cases(program, one, norms_of(program, one), tensors)

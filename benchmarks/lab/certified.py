@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from lab.uniform import uniform_artifact
+from lab.zoo.imagenet_sample import imagenet_sample, resnet50
+from lab.zoo.minilm import MiniLMEmbedding, sst2_sentences
 from t3c.convert import ElasticConfig
 from t3c.evidence.drifts import Samples, arrays
 from t3c.evidence.original import Original, beside, to_original
@@ -17,8 +19,7 @@ from t3c.nn.inputs import Inputs, batches_of, select
 from t3c.runtime.runtime import Runtime
 from t3c.zoo.cifar10 import cifar10, resnet
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
-from t3c.zoo.local import imagenet_sample, resnet50
-from t3c.zoo.text import MiniLMEmbedding, sst2_sentences, stories15m, stories_tokens
+from t3c.zoo.text import stories15m, stories_tokens
 
 BITS = (3, 4, 5, 6, 8)
 ELASTIC = ElasticConfig(rank_fractions=(1 / 2, 5 / 8, 3 / 4, 7 / 8), bits=BITS, store_ratio=1.0)

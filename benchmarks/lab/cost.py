@@ -14,13 +14,15 @@ import torch
 from torch import nn
 
 from lab.uniform import uniform_artifact
+from lab.zoo.imagenet_sample import imagenet_sample, resnet50
+from lab.zoo.minilm import minilm, sst2_sentences
 from t3c.artifact.devices import DeviceTable, GridRow
 from t3c.artifact.reader import Artifact
 from t3c.convert import ElasticConfig
 from t3c.cost.proxy import PROXIES, Proxy, mape, refit
 from t3c.device.calibrate import calibrate
-from t3c.device.grid import vector_of
 from t3c.device.measured import Watch
+from t3c.device.predict import vector_of
 from t3c.engines import Engine, open_engine
 from t3c.errors import DisturbedError
 from t3c.evidence.audit import Audit, audit
@@ -28,8 +30,6 @@ from t3c.nn.inputs import Inputs, batches_of, select
 from t3c.runtime.runtime import load
 from t3c.spec import MAX_BITS
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
-from t3c.zoo.local import imagenet_sample, resnet50
-from t3c.zoo.text import minilm, sst2_sentences
 
 DEVICES = (("openvino", 2), ("openvino", 1), ("onnxruntime", 2), ("onnxruntime", 1))
 # Ranks low enough for times to span a wide range; how good such profiles are is not asked here.

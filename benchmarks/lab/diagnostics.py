@@ -12,8 +12,9 @@ import numpy as np
 
 from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import mape
-from t3c.device.grid import work_of
-from t3c.device.measured import example_inputs, runners, time_sessions
+from t3c.device.execution import example_inputs
+from t3c.device.measured import runners, time_sessions
+from t3c.device.predict import work_of
 from t3c.engines import Session
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, EngineError, MissingExtraError, SpecError
@@ -102,7 +103,7 @@ def proxy_error(runtime: Runtime, profile: str) -> float | None:
         return None
     if profile not in table.profiles:
         return None
-    guess = table.proxy.predict(work_of(runtime.artifact, runtime.subjects[profile]))
+    guess = table.proxy.predict(work_of(runtime.artifact, runtime.executions[profile]))
     return mape(np.array([guess]), np.array([table.profiles[profile].p50]))
 
 

@@ -15,8 +15,9 @@ from t3c.certify.conformal import coverage
 from t3c.certify.coverage import agreement, expected_coverage
 from t3c.certify.drift import Array
 from t3c.cost.proxy import PROXIES, Proxy, mape
-from t3c.device.calibrate import subject_of
-from t3c.device.grid import vector_of, with_grid
+from t3c.device.execution import execution_of
+from t3c.device.grid import with_grid
+from t3c.device.predict import vector_of
 from t3c.errors import DataError
 from t3c.runtime.runtime import Runtime
 from t3c.spec import Certificate, Form
@@ -163,7 +164,7 @@ def blocks_of(artifact: Artifact) -> dict[str, str]:
 def _default_forms(artifact: Artifact) -> Forms:
     table = next(iter(artifact.devices()), None)
     if table is not None:
-        return {p.name: subject_of(artifact, table, p).forms for p in artifact.manifest.chain}
+        return {p.name: execution_of(artifact, table, p).forms for p in artifact.manifest.chain}
     specs = artifact.manifest.specs
     return {p.name: choose_forms((), specs, p.points) for p in artifact.manifest.chain}
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lab.zoo.imagenet_sample import imagenet_sample, resnet50
+from lab.zoo.minilm import minilm, sst2_sentences
 from t3c.convert import ConversionPlan, ElasticConfig, elasticize_, state_of
 from t3c.cost.work import profile_work
 from t3c.nn.inputs import Inputs, batches_of, call, tensors
 from t3c.nn.view import dense_copy
 from t3c.spec import Cost, LayerPoint, Profile
-from t3c.zoo.local import imagenet_sample, resnet50
-from t3c.zoo.text import minilm, sst2_sentences, stories15m, stories_tokens
+from t3c.zoo.text import stories15m, stories_tokens
 
 SHARES = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 BITS = (3, 4, 5, 6, 8)

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from t3c.device.measured import cpu_name
+from t3c.device.machine import cpu_name
 from t3c.files import write_atomic
 
 Row = Mapping[str, Any]

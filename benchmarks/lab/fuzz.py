@@ -16,7 +16,7 @@ from t3c.artifact.reader import Artifact
 from t3c.artifact.store import layer_bytes
 from t3c.artifact.trim import trim
 from t3c.cost.proxy import features
-from t3c.device.measured import example_inputs
+from t3c.device.execution import example_inputs
 from t3c.engines.protocol import Engine
 from t3c.errors import T3CError
 from t3c.graph.assemble import assemble

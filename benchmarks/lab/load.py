@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 
 from t3c.engines.protocol import Array
-from t3c.serve.protocol import HEADER_LENGTH, NAMES
+from t3c.serve.tensors import HEADER_LENGTH, NAMES
 
 CONNECTIONS = 256
 GIVE_UP = 20.0  # seconds after which a request counts as lost

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lab.certified import Made
 from lab.zoo.corrupt import CORRUPTIONS
+from lab.zoo.imagenet_sample import imagenet_as_cifar
 from t3c.artifact.ledger import Certification
 from t3c.artifact.shift import ShiftModel
 from t3c.certify.drift import Array
@@ -24,7 +25,6 @@ from t3c.graph.watching import watched
 from t3c.runtime.monitor import Monitor
 from t3c.train import Objective, TrainConfig, fit
 from t3c.train.config import CertificateTerm
-from t3c.zoo.cifar10 import imagenet_as_cifar
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
 
 SHIFTED, STREAMS, LENGTH, GOOD = 300, 200, 500, 200

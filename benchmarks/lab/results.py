@@ -33,7 +33,8 @@ from t3c.artifact.store import layer_bytes
 from t3c.compress.stages import Stage, Stages
 from t3c.control.options import Shares
 from t3c.convert import state_of
-from t3c.device.measured import describe, example_inputs
+from t3c.device.execution import example_inputs
+from t3c.device.machine import describe
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.errors import SpecError

@@ -29,12 +29,12 @@ from lab.base import (
     trained_once,
 )
 from lab.zoo.bases import SENTENCES, base_file, new_network
+from lab.zoo.minilm import PADDING, sst2_ids
 from t3c.errors import SpecError, TrainError
 from t3c.nn.inputs import trimmed
 from t3c.train.precision import Precision, multiplying
 from t3c.train.schedules import draws
 from t3c.zoo.settings import read_settings
-from t3c.zoo.text import PADDING, sst2_ids
 
 LENGTH = 128
 SORTED = 50  # batches whose samples are sorted by length together

@@ -16,6 +16,7 @@ from torch import nn
 
 from lab.baselines import BASELINES
 from lab.baselines.baseline import Task
+from lab.zoo.imagenet_sample import imagenet_sample, resnet50
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.compress.decoder import Decoder
@@ -32,7 +33,6 @@ from t3c.nn.inputs import Inputs, batches_of
 from t3c.runtime.runtime import Runtime
 from t3c.spec import Goal
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
-from t3c.zoo.local import imagenet_sample, resnet50
 from t3c.zoo.text import stories15m, stories_tokens
 
 Say = Callable[[str], object]

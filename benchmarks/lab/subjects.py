@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+
+import torch
 
 from lab.zoo.bases import base_network
+from lab.zoo.imagenet import Batches, Samples, find_samples, imagenet_folder
+from lab.zoo.imagenet_sample import imagenet_sample, resnet50
+from lab.zoo.minilm import PADDING, sst2_ids
+from lab.zoo.vision import VISION, Classifier, load_vision
+from t3c.compress.pictures import Preprocessing
 from t3c.zoo import cifar10 as cifar
-from t3c.zoo.local import imagenet_sample, resnet50
-from t3c.zoo.subjects import SUBJECTS, Labelled, Subject
-from t3c.zoo.text import PADDING, sst2_ids
-from t3c.zoo.vision import Classifier
+from t3c.zoo.subjects import EVALUATED, SUBJECTS, Labelled, Subject
 
 __all__ = ["SUBJECTS", "Labelled", "Subject"]
 
@@ -44,7 +49,7 @@ def minilm(length: int = 128) -> Subject:
     )  # fmt: skip
 
 
-def imagenet_resnet50() -> Subject:
+def resnet50_on_sample() -> Subject:
     """ResNet-50 and 1,000 images of ImageNet: 500 to test, and 500 for all else.
 
     Of these 340 train, 20 validate and 140 calibrate, unlabelled but for the validation.
@@ -63,10 +68,37 @@ def imagenet_resnet50() -> Subject:
     )
 
 
+def imagenet(name: str, tune: int = 1000, test: int = 2000) -> Subject:
+    """Return a classifier of the hub or of T3C_DATA on an ImageNet folder (T3C_DATA/imagenet or
+    T3C_IMAGENET): `tune` images, of which 7 in 10 train, and `test` others.
+
+    A folder with fewer than both is halved. Images of the folder that it was trained on say little
+    about its accuracy, whatever part they are in.
+    """
+    found = load_vision(name)
+    samples = find_samples(imagenet_folder(), found.classes)
+    mine, rest = samples.split(min(tune, len(samples) // 2))
+    rest = rest.first(min(test, len(rest)))
+    images, labels = _read(mine, found.preprocessing)
+    last, held = round(0.7 * len(labels)), round(0.75 * len(labels))
+    train, validation = ((images[part], labels[part]) for part in (slice(last), slice(last, held)))
+    return Subject(
+        f"imagenet-{name}", found.model, train, validation, images[held:],
+        _read(rest, found.preprocessing), found.preprocessing.image, evaluated=25,
+    )  # fmt: skip
+
+
+def _read(samples: Samples, how: Preprocessing) -> Labelled:
+    """Return all images and labels of some samples."""
+    parts = list(Batches(samples, how, EVALUATED))
+    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
 OWN: dict[str, Callable[[], Subject]] = {
     "cifar10-cnn": lambda: own_cifar10("cifar10-cnn"),
     "cifar10-vit": lambda: own_cifar10("cifar10-vit"),
-    "resnet50": imagenet_resnet50,
+    "resnet50": resnet50_on_sample,
     "minilm": minilm,
+    **{f"imagenet-{name}": partial(imagenet, name) for name in VISION},
 }
 SUBJECTS.update(OWN)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from t3c.device.measured import example_inputs
+from t3c.device.execution import example_inputs
 from t3c.engines import Session
 from t3c.engines.openvino import OpenVINOSession
 from t3c.engines.protocol import Array

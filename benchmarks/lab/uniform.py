@@ -15,6 +15,7 @@ from t3c.control.profiles import names_for
 from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
+from t3c.exporter.described import Described
 from t3c.nn.inputs import Inputs, evaluating, select
 from t3c.spec import Profile, ProfileChain
 
@@ -47,6 +48,6 @@ def uniform_artifact(
     )
     with evaluating(model), staged(path) as folder:
         traced, allocated = content.topology(model, axes), Allocated.of(chain)
-        described = content.Described(model, traced, path.stem, weight_only=weight_only)
+        described = Described(model, traced, path.stem, weight_only=weight_only)
         content.write(folder, content.pack(described, allocated), allocated, calibration)
     return Artifact(path)

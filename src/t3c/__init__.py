@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from t3c.errors import T3CError
-from t3c.spec import Budget, Certificate, Goal, ImageSpec, LayerPoint, Profile, TextSpec
 from t3c.version import __version__
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from t3c.runtime.monitor import MonitorConfig
     from t3c.runtime.runtime import Runtime, load
     from t3c.runtime.signals import Pressure
+    from t3c.spec import Budget, Certificate, Goal, ImageSpec, LayerPoint, Profile, TextSpec
     from t3c.train import BlockConfig, Keep, Objective, TrainConfig, fit, reconstruct
 
 __all__ = [
@@ -61,6 +61,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Budget": "t3c.spec",
+    "Certificate": "t3c.spec",
+    "Goal": "t3c.spec",
+    "ImageSpec": "t3c.spec",
+    "LayerPoint": "t3c.spec",
+    "Profile": "t3c.spec",
+    "TextSpec": "t3c.spec",
     "Pressure": "t3c.runtime.signals",
     "Request": "t3c.runtime.calls",
     "trim": "t3c.artifact.trim",

@@ -58,11 +58,11 @@ class EngineError(T3CError):
 
 
 class RefusedError(T3CError):
-    """A request that a server does not answer; in `retry_seconds` it may."""
+    """A request that a server does not answer, why, and after how many seconds it may."""
 
-    def __init__(self, message: str, retry_seconds: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_seconds = retry_seconds
+    def __init__(self, reason: object, retry_seconds: float = 1.0) -> None:
+        super().__init__(reason)
+        self.reason, self.retry_seconds = reason, retry_seconds
 
 
 class UnavailableError(RefusedError):

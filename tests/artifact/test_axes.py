@@ -19,7 +19,7 @@ from conftest import LIGHT, quick, supply_times
 from t3c.artifact.graph import to_onnx
 from t3c.artifact.manifest import TensorEntry
 from t3c.convert import elasticize_, state_of
-from t3c.device.measured import example_inputs
+from t3c.device.execution import example_inputs
 from t3c.engines import ENGINES, open_engine
 from t3c.engines.openvino import OpenVINO
 from t3c.errors import ConvertError, DataError, SpecError

@@ -7,27 +7,28 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from t3c.control.knapsack import allocations
-from t3c.control.menu import Option, chain, dropped
+from t3c.control.menu import DropCode, Dropped, Option, chain, dropped
 from t3c.control.profiles import NAMES, spread
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint, Menu, Profile, ProfileChain
+from t3c.spec import Level, Profile, ProfileChain, check_menu
 
 
 @st.composite
 def option_grids(draw: st.DrawFn) -> list[Option]:
     """Costs and drifts of a grid of ranks and bits, noisy as measured ones are."""
     ranks = draw(st.integers(1, 4))
-    grid = [LayerPoint(8 * (r + 1), q) for r in range(ranks) for q in (4, 6, 8)]
+    grid = [Level(8 * (r + 1), q) for r in range(ranks) for q in (4, 6, 8)]
     noise = st.floats(0.5, 1.5)
     return [
-        Option(p, p.rank * p.bits * draw(noise), draw(noise) / (p.rank * p.bits) ** 2) for p in grid
+        Option(p, p.level * p.bits * draw(noise), draw(noise) / (p.level * p.bits) ** 2)
+        for p in grid
     ]
 
 
 @given(option_grids())
 def test_a_menu_is_a_chain_of_rising_cost_and_falling_drift(options: list[Option]) -> None:
     found = chain(options)
-    assert len(Menu(tuple(option.point for option in found))) == len(found)
+    check_menu([option.point for option in found])
     costs, drifts = [o.cost for o in found], [o.squared_drift for o in found]
     assert costs == sorted(set(costs))
     assert drifts == sorted(set(drifts), reverse=True)
@@ -59,7 +60,7 @@ def test_no_chain_encloses_less(options: list[Option]) -> None:
 
 
 def test_options_without_a_top() -> None:
-    across = [Option(LayerPoint(8, 8), 1, 1), Option(LayerPoint(16, 4), 1, 1)]
+    across = [Option(Level(8, 8), 1, 1), Option(Level(16, 4), 1, 1)]
     with pytest.raises(SpecError, match="stands above all others"):
         chain(across)
     with pytest.raises(SpecError):
@@ -91,14 +92,35 @@ def test_allocations_are_nested_and_the_best_of_their_cost(grids: list[list[Opti
 @given(option_grids())
 def test_every_point_is_on_the_menu_or_has_a_reason(options: list[Option]) -> None:
     kept = chain(options)
-    reasons = dropped(options, kept)
-    assert {o.point for o in kept} | set(reasons) == {o.point for o in options}
-    assert not {o.point for o in kept} & set(reasons)
+    reasons = {one.level: one for one in dropped(options, kept)}
+    on_menu = {option.point: option for option in kept}
+    assert on_menu.keys() | reasons.keys() == {o.point for o in options}
+    assert not on_menu.keys() & reasons.keys()
     for option in options:
-        if "costs and drifts no more" in reasons.get(option.point, ""):
-            assert any(
-                k.cost <= option.cost and k.squared_drift <= option.squared_drift for k in kept
-            )
+        reason = reasons.get(option.point)
+        if reason is None:
+            continue
+        assert (reason.code is DropCode.DEARER) == (option.cost >= kept[-1].cost)
+        assert reason.cost == option.cost / kept[-1].cost
+        assert (reason.code is DropCode.BETTER) == (reason.better is not None)
+        if reason.better is not None:
+            better = on_menu[reason.better]
+            assert better.cost <= option.cost
+            assert better.squared_drift <= option.squared_drift
+
+
+def test_what_is_told_of_levels_that_are_on_no_menu() -> None:
+    level, better = Level(1, 4, 0.125), Level(2, 4, 0.5)
+    told = [
+        Dropped(level, DropCode.DEARER, 1.25),
+        Dropped(level, DropCode.BETTER, 0.5, better),
+        Dropped(Level(1, 4), DropCode.OFF_CHAIN, 0.5),
+    ]
+    assert [str(one) for one in told] == [
+        "0.125 of full rank at 4 bits: costs 1.25 of the top and is less",
+        "0.125 of full rank at 4 bits: 0.5 of full rank at 4 bits costs and drifts no more",
+        "level 1 at 4 bits: no chain of levels through it does better",
+    ]
 
 
 @given(st.lists(option_grids(), min_size=1, max_size=4), st.floats(1e-4, 1))

@@ -54,7 +54,7 @@ def test_a_block_costs_what_its_layers_cost_at_the_points_they_share() -> None:
     assert [plan.spec.name for plan in block.layers] == ["0.q", "0.k", "0.v", "0.o"]
     assert [option.point for option in found["block 0"]] == block.points()
     for option in found["block 0"]:
-        share, bits = block.levels[option.point.rank - 1], option.point.bits
+        share, bits = block.levels[option.point.level - 1], option.point.bits
         cost = drift = 0.0
         for plan in block.layers:
             rank = min(k for k, s in zip(plan.ranks, plan.shares, strict=True) if s >= share)
@@ -102,7 +102,7 @@ def test_points_of_units_are_a_profile_of_their_layers(tied: RankTiedBits | None
     assert profile.name == "mine"
     assert list(profile.points) == [plan.spec.name for plan in plans]
     for name, unit in shared.items():
-        share = unit.levels[chosen[name].rank - 1]
+        share = unit.levels[chosen[name].level - 1]
         for plan in unit.layers:
             point = profile.points[plan.spec.name]
             assert point == plan.point_at(share, chosen[name].bits)

@@ -13,6 +13,7 @@ from t3c.control.knapsack import Allocation
 from t3c.control.profiles import (
     NAMES,
     Measured,
+    PruneCode,
     Pruned,
     fitting,
     names_for,
@@ -21,7 +22,7 @@ from t3c.control.profiles import (
     thin,
 )
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 
 
 def test_names() -> None:
@@ -44,7 +45,7 @@ def test_names() -> None:
 
 def path_of(drifts: list[float]) -> list[Allocation]:
     return [
-        Allocation({"a": LayerPoint(rank, 8)}, float(rank), drift**2)
+        Allocation({"a": Level(rank, 8)}, float(rank), drift**2)
         for rank, drift in enumerate(drifts, 1)
     ]
 
@@ -52,9 +53,7 @@ def path_of(drifts: list[float]) -> list[Allocation]:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
 def test_spread_rises_by_equal_factors(count: int) -> None:
     costs = [2.0 ** (step / 8) for step in range(65)]  # from 1 to 256
-    path = [
-        Allocation({"a": LayerPoint(i + 1, 8)}, c, (1 - i / 65) ** 2) for i, c in enumerate(costs)
-    ]
+    path = [Allocation({"a": Level(i + 1, 8)}, c, (1 - i / 65) ** 2) for i, c in enumerate(costs)]
     picked = spread(path, 1 - 7.5 / 65, count)  # the first eight drift too much
     assert len(picked) == count
     assert picked[-1] is path[-1]
@@ -90,8 +89,9 @@ def measured(name: str, p50: float, size: float, half: float = 0.0) -> Measured:
 
 def test_what_is_slower_though_smaller_goes() -> None:
     chain = [measured("tiny", 0.52, 1.0, 0.01), measured("large", 0.50, 4.0, 0.01)]
-    reason = "slower than large (0.52 ms against 0.5) though below it"
-    assert prune(chain) == (["large"], [Pruned("tiny", reason)])
+    pruned = Pruned("tiny", PruneCode.SLOWER, "large", (0.52, 0.50))
+    assert prune(chain) == (["large"], [pruned])
+    assert str(pruned) == "slower than large (0.52 ms against 0.5) though below it"
     # Within the intervals it is as fast, and worth having for its size.
     chain[0] = measured("tiny", 0.52, 1.0, 0.05)
     assert prune(chain) == (["tiny", "large"], [])
@@ -99,11 +99,12 @@ def test_what_is_slower_though_smaller_goes() -> None:
 
 def test_what_gains_too_little_goes() -> None:
     top = measured("large", 1.0, 100.0)
-    pruned = [Pruned("med", "neither 2% faster nor 5% smaller than large")]
+    pruned = [Pruned("med", PruneCode.NO_GAIN, "large", (0.02, 0.05))]
+    assert str(pruned[0]) == "neither 2% faster nor 5% smaller than large"
     assert prune([measured("med", 0.981, 95.1), top]) == (["large"], pruned)
     assert prune([measured("med", 0.98, 100.0), top]) == (["med", "large"], [])
     assert prune([measured("med", 1.0, 95.0), top]) == (["med", "large"], [])
-    pruned = [Pruned("med", "neither 2.5% faster nor 10% smaller than large")]
+    pruned = [Pruned("med", PruneCode.NO_GAIN, "large", (0.025, 0.1))]
     found = prune([measured("med", 0.98, 95.0), top], faster=0.025, smaller=0.1)
     assert found == (["large"], pruned)
 
@@ -124,7 +125,12 @@ def test_no_chain_of_small_steps_leads_to_an_inversion() -> None:
     ]
     kept, pruned = prune(chain)
     assert kept == ["med", "max"]
-    assert pruned == [Pruned("tiny", "slower than max (1.2 ms against 1) though below it")]
+    assert pruned == [Pruned("tiny", PruneCode.SLOWER, "max", (1.2, 1.0))]
+
+
+def test_what_is_told_of_profiles_that_are_not_shipped() -> None:
+    assert str(Pruned("p", PruneCode.SURPLUS, figures=(5,))) == "more than 5 are worth it"
+    assert str(Pruned("p", PruneCode.INEXACT, detail="far off")) == "far off"
 
 
 @st.composite
@@ -158,7 +164,7 @@ def test_what_is_kept_is_ordered_and_worth_it(chain: list[Measured]) -> None:
         slower = any(chain[index].low > m.high for m in over)
         useless = chain[index].p50 > 0.98 * over[0].p50 and chain[index].size > 0.95 * over[0].size
         assert slower or useless
-        assert lost.reason.startswith("slower" if slower else "neither")
+        assert lost.code is (PruneCode.SLOWER if slower else PruneCode.NO_GAIN)
     assert prune(kept) == (names, [])
 
 

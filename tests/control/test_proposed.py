@@ -14,7 +14,7 @@ from t3c.control.policy import BUDGET_PATH, Policy, _shapes
 from t3c.control.proposed import Controlled
 from t3c.control.token import RESOURCES, About
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 
 Taken = list[tuple[float | None, ...]]
 FEATURES = 2
@@ -25,7 +25,7 @@ def random_control(rng: np.random.Generator) -> Controlled:
     units = {}
     for unit in ("a", "b"):
         ranks = sorted(set(rng.integers(1, 30, rng.integers(2, 9)).tolist()))
-        units[unit] = tuple(LayerPoint(rank, 8) for rank in ranks)
+        units[unit] = tuple(Level(rank, 8) for rank in ranks)
     about = About(units, ("device",), ("b",) if rng.random() < 0.5 else ())
     arrays = {}
     for name, shape in _shapes(about, 9, 3, FEATURES).items():
@@ -85,7 +85,7 @@ def test_more_is_never_less(seed: int) -> None:
 
 def simple(count: int = 4, resource: int = 0) -> Controlled:
     """One unit; profile i is wanted from the share i / (count - 1) of the first resource on."""
-    points = tuple(LayerPoint(i + 1, 8) for i in range(count))
+    points = tuple(Level(i + 1, 8) for i in range(count))
     about = About({"a": points}, ("device",))
     arrays = {n: np.zeros(s) for n, s in _shapes(about, 3, 1, 0).items()}
     arrays["reach"] = np.full((3, 3), 1.0)
@@ -141,7 +141,7 @@ def test_controllers_that_cannot_be() -> None:
         ({"profiles": {"p0": control.profiles["p0"]}}, "shares of the same profiles"),
         ({"profiles": top}, "profile 'p0' is not above profile 'p1'"),
         (
-            {"profiles": {**control.profiles, "p1": {"x": LayerPoint(1, 8)}}},
+            {"profiles": {**control.profiles, "p1": {"x": Level(1, 8)}}},
             "profile 'p1' does not have the controller's units",
         ),
         ({"shares": {**control.shares, "p0": (-0.1, None, None)}}, "'p0' has shares that are neg"),

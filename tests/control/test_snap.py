@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from t3c.control.knapsack import allocations
 from t3c.control.menu import Option
-from t3c.control.snap import Snapped, Wish, snap
-from t3c.errors import SpecError
-from t3c.spec import LayerPoint
+from t3c.control.snap import Snap, SnapCode, Snapped, Wish, hold, snap
+from t3c.spec import Level
 
 Chains = dict[str, list[Option]]
 UNITS = ("a", "b", "c")
@@ -27,9 +26,9 @@ def chain_sets(draw: st.DrawFn) -> Chains:
     chains: Chains = {}
     for unit in UNITS[: draw(st.integers(1, 3))]:
         step = st.tuples(st.integers(0, 3), st.integers(0, 2)).filter(any)
-        points = [LayerPoint(draw(st.integers(1, 4)), draw(st.integers(2, 5)))]
+        points = [Level(draw(st.integers(1, 4)), draw(st.integers(2, 5)))]
         for rank, bits in draw(st.lists(step, max_size=6)):
-            point = LayerPoint(points[-1].rank + rank, min(8, points[-1].bits + bits))
+            point = Level(points[-1].level + rank, min(8, points[-1].bits + bits))
             if point != points[-1]:
                 points.append(point)
         drifts = draw(st.lists(st.floats(0, 1), min_size=len(points), max_size=len(points)))
@@ -44,43 +43,35 @@ def chain_sets(draw: st.DrawFn) -> Chains:
 # Halves make ties; any float makes the rounding of sums show.
 numbers = st.integers(-2, 40).map(lambda n: n / 2) | st.floats(-1, 20)
 wish_values = st.builds(Wish, numbers, numbers)
-betas = st.sampled_from([0.3, 1.0, 2.0])
-tolerances = st.none() | st.floats(0, 1.2) | st.fixed_dictionaries(dict.fromkeys(UNITS, numbers))
+tolerances = st.none() | st.floats(0, 1.2)
 
 
 @st.composite
-def problems(
-    draw: st.DrawFn,
-) -> tuple[list[dict[str, Wish]], Chains, float | dict[str, float] | None, float]:
+def problems(draw: st.DrawFn) -> tuple[list[dict[str, Wish]], Chains, float | None]:
     chains = draw(chain_sets())
     wish = st.fixed_dictionaries(dict.fromkeys(chains, wish_values))
-    tolerance = draw(tolerances)
-    if isinstance(tolerance, dict):
-        tolerance = {unit: abs(tolerance[unit]) / 20 for unit in chains}
-    return draw(st.lists(wish, min_size=1, max_size=4)), chains, tolerance, draw(betas)
+    return draw(st.lists(wish, min_size=1, max_size=4)), chains, draw(tolerances)
 
 
-def limit(tolerance: float | Mapping[str, float] | None, unit: str) -> float:
-    if isinstance(tolerance, Mapping):
-        return tolerance[unit]
+def limit(tolerance: float | None) -> float:
     return math.inf if tolerance is None else tolerance
 
 
 def as_wishes(snapped: Snapped) -> list[dict[str, Wish]]:
     return [
-        {unit: Wish(point.rank, point.bits) for unit, point in allocation.points.items()}
+        {unit: Wish(point.level, point.bits) for unit, point in allocation.points.items()}
         for allocation in snapped.allocations
     ]
 
 
-def option_of(options: Sequence[Option], point: LayerPoint) -> Option:
+def option_of(options: Sequence[Option], point: Level) -> Option:
     return next(option for option in options if option.point == point)
 
 
 @given(problems())
 def test_points_are_of_the_menus_nested_and_safe_or_top(problem) -> None:  # type: ignore[no-untyped-def]
-    wishes, chains, tolerance, beta = problem
-    snapped = snap(wishes, chains, tolerance=tolerance, beta=beta)
+    wishes, chains, tolerance = problem
+    snapped = snap(wishes, chains, tolerance)
     assert len(snapped.allocations) == len(wishes)
     for below, above in itertools.pairwise(snapped.allocations):
         assert all(below.points[unit] <= above.points[unit] for unit in chains)
@@ -91,14 +82,14 @@ def test_points_are_of_the_menus_nested_and_safe_or_top(problem) -> None:  # typ
         drift = sum(o.squared_drift for o in chosen.values())
         assert allocation.squared_drift == pytest.approx(drift)
         for unit, option in chosen.items():
-            safe = math.sqrt(option.squared_drift) <= limit(tolerance, unit)
+            safe = math.sqrt(option.squared_drift) <= limit(tolerance)
             assert safe or option is chains[unit][-1]
 
 
 @given(problems())
 def test_each_point_is_the_least_that_the_three_rules_allow(problem) -> None:  # type: ignore[no-untyped-def]
-    wishes, chains, tolerance, beta = problem
-    snapped = snap(wishes, chains, tolerance=tolerance, beta=beta)
+    wishes, chains, tolerance = problem
+    snapped = snap(wishes, chains, tolerance)
     notes = {(note.profile, note.unit): note for note in snapped.notes}
     assert len(notes) == len(snapped.notes)
     before = {unit: options[0].point for unit, options in chains.items()}
@@ -107,9 +98,9 @@ def test_each_point_is_the_least_that_the_three_rules_allow(problem) -> None:  #
             options, wished = chains[unit], wish[unit]
             top = options[-1].point
 
-            def distance(p: LayerPoint, wished: Wish = wished, top: LayerPoint = top) -> Fraction:
-                rank = abs(p.rank - Fraction(wished.rank)) / top.rank
-                return rank + Fraction(beta) * abs(p.bits - Fraction(wished.bits)) / top.bits
+            def distance(p: Level, wished: Wish = wished, top: Level = top) -> Fraction:
+                level = abs(p.level - Fraction(wished.level)) / top.level
+                return level + abs(p.bits - Fraction(wished.bits)) / top.bits
 
             least = min(distance(o.point) for o in options)
             nearest = [o.point for o in options if distance(o.point) == least][-1]
@@ -118,52 +109,54 @@ def test_each_point_is_the_least_that_the_three_rules_allow(problem) -> None:  #
                 for o in options
                 if nearest <= o.point
                 and before[unit] <= o.point
-                and math.sqrt(o.squared_drift) <= limit(tolerance, unit)
+                and math.sqrt(o.squared_drift) <= limit(tolerance)
             ]
             assert point == (allowed[0] if allowed else top)
             plain = point == nearest and bool(allowed)
             assert ((profile, unit) not in notes) == plain
             if not plain:
-                assert notes[profile, unit].wished == wished
-                assert notes[profile, unit].point == point
+                note = notes[profile, unit]
+                assert (note.asked, note.level) == (nearest, point)
+                drift = option_of(options, point if note.code is SnapCode.TOP_OVER else nearest)
+                assert (note.drift, note.tolerance) == (drift.drift, limit(tolerance))
+                assert (note.code is SnapCode.TOP_OVER) == (not allowed)
+                assert note.code is not SnapCode.NESTED or point == before[unit]
             before[unit] = point
 
 
 @given(problems())
 def test_its_own_output_stays_and_needs_no_note(problem) -> None:  # type: ignore[no-untyped-def]
-    wishes, chains, tolerance, beta = problem
-    once = snap(wishes, chains, tolerance=tolerance, beta=beta)
-    again = snap(as_wishes(once), chains, tolerance=tolerance, beta=beta)
+    wishes, chains, tolerance = problem
+    once = snap(wishes, chains, tolerance)
+    again = snap(as_wishes(once), chains, tolerance)
     assert again.allocations == once.allocations
     # What is told again is that even the top is over the tolerance.
     for note in again.notes:
         top = chains[note.unit][-1]
-        assert note.point == top.point
-        assert math.sqrt(top.squared_drift) > limit(tolerance, note.unit)
+        assert note.code is SnapCode.TOP_OVER
+        assert note.level == top.point
+        assert math.sqrt(top.squared_drift) > limit(tolerance)
 
 
 @given(problems(), st.data())
 def test_a_looser_proposal_is_never_below_a_tighter_one(problem, data: st.DataObject) -> None:  # type: ignore[no-untyped-def]
-    wishes, chains, tolerance, beta = problem
+    wishes, chains, tolerance = problem
     more = data.draw(st.fixed_dictionaries(dict.fromkeys(chains, wish_values)))
     looser = {
-        unit: Wish(max(w.rank, more[unit].rank), max(w.bits, more[unit].bits))
+        unit: Wish(max(w.level, more[unit].level), max(w.bits, more[unit].bits))
         for unit, w in wishes[0].items()
     }
-    (low,), (high,) = (
-        snap([wish], chains, tolerance=tolerance, beta=beta).allocations
-        for wish in (wishes[0], looser)
-    )
+    (low,), (high,) = (snap([wish], chains, tolerance).allocations for wish in (wishes[0], looser))
     assert all(low.points[unit] <= high.points[unit] for unit in chains)
 
 
 @given(problems())
 def test_order_of_units_does_not_matter(problem) -> None:  # type: ignore[no-untyped-def]
-    wishes, chains, tolerance, beta = problem
+    wishes, chains, tolerance = problem
     turned = [dict(reversed(wish.items())) for wish in wishes]
-    snapped = snap(wishes, chains, tolerance=tolerance, beta=beta)
+    snapped = snap(wishes, chains, tolerance)
     backward = dict(reversed(chains.items()))
-    assert snap(turned, backward, tolerance=tolerance, beta=beta) == snapped
+    assert snap(turned, backward, tolerance) == snapped
 
 
 @given(chain_sets())
@@ -173,24 +166,26 @@ def test_points_of_the_menus_pass_unchanged(chains: Chains) -> None:
         for unit, options in chains.items()
     }
     path = allocations(falling)
-    wishes = [{u: Wish(p.rank, p.bits) for u, p in a.points.items()} for a in path]
+    wishes = [{u: Wish(p.level, p.bits) for u, p in a.points.items()} for a in path]
     snapped = snap(wishes, falling)
     assert not snapped.notes
     assert [a.points for a in snapped.allocations] == [a.points for a in path]
 
 
 CHAIN = [
-    Option(LayerPoint(2, 4), 1.0, 0.4**2),
-    Option(LayerPoint(4, 4), 2.0, 0.3**2),
-    Option(LayerPoint(4, 8), 3.0, 0.2**2),
-    Option(LayerPoint(8, 8), 4.0, 0.1**2),
+    Option(Level(2, 4), 1.0, 0.4**2),
+    Option(Level(4, 4), 2.0, 0.3**2),
+    Option(Level(4, 8), 3.0, 0.2**2),
+    Option(Level(8, 8), 4.0, 0.1**2),
 ]
 
 
-def taken(*wishes: Wish, **options: float) -> tuple[list[tuple[int, int]], list[tuple[int, str]]]:
-    snapped = snap([{"a": wish} for wish in wishes], {"a": CHAIN}, **options)  # type: ignore[arg-type]
-    points = [(a.points["a"].rank, a.points["a"].bits) for a in snapped.allocations]
-    return points, [(note.profile, note.reason) for note in snapped.notes]
+def taken(
+    *wishes: Wish, tolerance: float | None = None
+) -> tuple[list[tuple[int, int]], list[Snap]]:
+    snapped = snap([{"a": wish} for wish in wishes], {"a": CHAIN}, tolerance)
+    points = [(a.points["a"].level, a.points["a"].bits) for a in snapped.allocations]
+    return points, list(snapped.notes)
 
 
 def test_the_nearest_point_and_ties_go_up() -> None:
@@ -198,15 +193,13 @@ def test_the_nearest_point_and_ties_go_up() -> None:
     assert taken(Wish(3, 4)) == ([(4, 4)], [])
     assert taken(Wish(6, 8)) == ([(8, 8)], [])
     assert taken(Wish(-5, 0)) == ([(2, 4)], [])
-    # Of (4, 4) and (8, 8) the first is 1/2 of all ranks off and the other 1/2 of all bits.
-    assert taken(Wish(8, 4), beta=0.9) == ([(8, 8)], [])
-    assert taken(Wish(8, 4), beta=1.0) == ([(8, 8)], [])
-    assert taken(Wish(8, 4), beta=1.1) == ([(4, 4)], [])
+    # Of (4, 4) and (8, 8) the first is 1/2 of all levels off and the other 1/2 of all bits.
+    assert taken(Wish(8, 4)) == ([(8, 8)], [])
 
 
 def test_rounding_takes_nothing_from_a_larger_wish() -> None:
     """Both wishes are as far from all three points; in floats the larger finds the smallest."""
-    points = [LayerPoint(3, 2), LayerPoint(4, 2), LayerPoint(6, 4)]
+    points = [Level(3, 2), Level(4, 2), Level(6, 4)]
     chains = {"a": [Option(point, 1.0, 1.0) for point in points]}
     for wish in (Wish(2.6, 4.8), Wish(2.8, 4.8)):
         assert snap([{"a": wish}], chains).allocations[0].points["a"] == points[-1]
@@ -214,49 +207,36 @@ def test_rounding_takes_nothing_from_a_larger_wish() -> None:
 
 def test_sums_do_not_depend_on_the_order_of_units() -> None:
     figures = {"a": 0.1, "b": 0.2, "c": 0.3}
-    chains = {unit: [Option(LayerPoint(1, 8), x, x)] for unit, x in figures.items()}
+    chains = {unit: [Option(Level(1, 8), x, x)] for unit, x in figures.items()}
     wish = dict.fromkeys(figures, Wish(1, 8))
     assert snap([wish], dict(reversed(chains.items()))) == snap([wish], chains)
 
 
 def test_reasons() -> None:
+    low, high, top = CHAIN[0].point, CHAIN[2].point, CHAIN[3].point
     points, notes = taken(Wish(4, 8), Wish(2, 4))
     assert points == [(4, 8), (4, 8)]
-    assert notes == [(1, "the proposal before has rank 4 at 8 bits")]
+    assert notes == [Snap(1, "a", low, high, SnapCode.NESTED, 0.4, math.inf)]
+    assert str(notes[0]) == "a: level 4 at 8 bits: the proposal before has level 4 at 8 bits"
     points, notes = taken(Wish(2, 4), tolerance=0.25)
     assert points == [(4, 8)]
-    assert notes == [(0, "rank 2 at 4 bits drifts 0.4, over the tolerance 0.25")]
+    assert notes == [Snap(0, "a", low, high, SnapCode.RAISED, 0.4, 0.25)]
+    over = "level 2 at 4 bits drifts 0.4, over the tolerance 0.25"
+    assert str(notes[0]) == f"a: level 4 at 8 bits: {over}"
     points, notes = taken(Wish(2, 4), Wish(8, 8), tolerance=0.05)
     assert points == [(8, 8), (8, 8)]
-    assert [profile for profile, _ in notes] == [0, 1]
-    assert {reason for _, reason in notes} == {
-        "even the top drifts 0.1, over the tolerance 0.05",
-    }
+    assert notes == [
+        Snap(profile, "a", asked, top, SnapCode.TOP_OVER, 0.1, 0.05)
+        for profile, asked in enumerate((low, top))
+    ]
+    over = "even the top drifts 0.1, over the tolerance 0.05"
+    assert str(notes[0]) == f"a: level 8 at 8 bits: {over}"
 
 
-GOOD = {"a": Wish(2, 4)}
-
-
-@pytest.mark.parametrize(
-    ("wishes", "chains", "options", "message"),
-    [
-        ([], {"a": CHAIN}, {}, "no proposals"),
-        ([{}], {}, {}, "no chains"),
-        ([GOOD, {}], {"a": CHAIN}, {}, "proposal 1 lacks unit 'a'"),
-        ([GOOD | {"x": Wish(1, 4)}], {"a": CHAIN}, {}, "proposal 0 has unit 'x'"),
-        ([{"a": Wish(math.nan, 4)}], {"a": CHAIN}, {}, "proposal 0, unit 'a'.*nan"),
-        ([{"a": Wish(1, math.inf)}], {"a": CHAIN}, {}, "proposal 0, unit 'a'.*inf"),
-        ([GOOD], {"a": []}, {}, "chain of unit 'a'.*at least one point"),
-        ([GOOD], {"a": CHAIN[::-1]}, {}, "chain of unit 'a'.*does not stand above"),
-        ([GOOD], {"a": [Option(LayerPoint(1, 4), 1.0, math.nan)]}, {}, "unit 'a'.*NaN"),
-        ([GOOD], {"a": CHAIN}, {"beta": 0.0}, "beta must be positive"),
-        ([GOOD], {"a": CHAIN}, {"beta": math.nan}, "beta must be positive"),
-        ([GOOD], {"a": CHAIN}, {"tolerance": -1.0}, "tolerance of unit 'a'"),
-        ([GOOD], {"a": CHAIN}, {"tolerance": {"a": math.nan}}, "tolerance of unit 'a'"),
-        ([GOOD], {"a": CHAIN}, {"tolerance": {}}, "tolerance lacks unit 'a'"),
-        ([GOOD], {"a": CHAIN}, {"tolerance": {"a": 1, "x": 1}}, "tolerance has unit 'x'"),
-    ],
-)
-def test_wrong_input_is_named(wishes, chains, options, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(SpecError, match=message):
-        snap(wishes, chains, **options)
+@given(problems())
+def test_allocations_are_held_as_their_points_are_snapped(problem) -> None:  # type: ignore[no-untyped-def]
+    """Levels of the menus go the short way, to the same allocations and notes."""
+    wishes, chains, tolerance = problem
+    path = snap(wishes, chains).allocations
+    points = [{u: Wish(p.level, p.bits) for u, p in a.points.items()} for a in path]
+    assert hold(path, chains, tolerance) == snap(points, chains, tolerance)

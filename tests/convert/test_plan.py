@@ -110,7 +110,7 @@ def test_a_block_moves_together(fractions: set[float], tied: bool) -> None:
     top = unit.layer_points(unit.points()[-1])
     assert top == {p.spec.name: LayerPoint(p.ranks[-1], 8) for p in plan.layers}
     for point in unit.points():
-        share = unit.levels[point.rank - 1]
+        share = unit.levels[point.level - 1]
         for layer in unit.layers:
             mine = unit.layer_points(point)[layer.spec.name]
             assert mine.rank in layer.ranks

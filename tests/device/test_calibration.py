@@ -14,14 +14,18 @@ from t3c.artifact.merge import merge, pooled, read_table
 from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import PROXIES
 from t3c.device import calibrate as calibration
-from t3c.device.calibrate import CalibrationConfig, about, calibrate, subject_of
+from t3c.device.calibrate import CalibrationConfig, about, calibrate
+from t3c.device.execution import execution_of
 from t3c.device.grid import mixtures
 from t3c.device.journal import Journal
+from t3c.device.predict import nearest, transfer_error, transferred
 from t3c.device.starts import time_start
-from t3c.device.transfer import calibrate_quickly, nearest, transfer_error, transferred
+from t3c.device.timed import Timed
+from t3c.device.transfer import calibrate_quickly
 from t3c.engines import open_engine
 from t3c.errors import ArtifactError, CorruptError, DisturbedError, SpecError
 from t3c.graph.context import float_outputs
+from t3c.runtime.remarks import Code
 from t3c.runtime.runtime import load
 from t3c.spec import Budget, Factorization, Form, Kind, Latency, LayerPoint, LayerSpec
 
@@ -96,16 +100,16 @@ def test_a_stopped_calibration_goes_on_where_it_was(
     with pytest.raises(KeyboardInterrupt):
         calibrate(artifact, engine, SMALL, journal=Journal(path, wanted))
     before = Journal(path, wanted)
-    first = before.get("profiles, sweep 1 of 3")
+    first = before.results.get("profiles, sweep 1 of 3")
     assert first is not None
     layers = [key for key in before.results if key.startswith("layer ")]
     assert layers
     table = calibrate(artifact, engine, SMALL, journal=Journal(path, wanted))
     after = Journal(path, wanted)
-    assert after.get("profiles, sweep 1 of 3") == first  # not measured again
-    assert all(after.get(key) == before.get(key) for key in layers)
+    assert after.results.get("profiles, sweep 1 of 3") == first  # not measured again
+    assert all(after.results.get(key) == before.results.get(key) for key in layers)
     assert list(table.profiles) == [profile.name for profile in artifact.manifest.chain]
-    timed = first[next(iter(table.profiles))]
+    timed = first[str(Timed(next(iter(table.profiles))))]
     assert next(iter(table.profiles.values())).samples > sum(map(len, timed))
 
 
@@ -131,10 +135,10 @@ def test_certified_forms_stay_unless_they_are_slower(
         for t in before.table.layers
     ]
 
-    def sampled(calls: dict[str, object], rounds: int, **_: object) -> dict[str, list[list[float]]]:
-        return {
-            name: [[slower if name.endswith(calibration.CERTIFIED) else 1.0] * 5] for name in calls
-        }
+    def sampled(
+        calls: dict[Timed, object], rounds: int, **_: object
+    ) -> dict[Timed, list[list[float]]]:
+        return {key: [[slower if key.certified else 1.0] * 5] for key in calls}
 
     monkeypatch.setattr(calibration, "sample", sampled)
     config = replace(SMALL, grid=0)
@@ -152,9 +156,11 @@ def test_a_device_that_was_never_calibrated_is_served_by_transfer(
     alone = load(copied, "onnxruntime", 1)
     assert alone.table is not None
     assert not alone.table.measured
-    assert "its error there is not known" in alone.note
+    assert "its error there is not known" in str(alone.note)
     answer = alone.answer(made.digits.test[0][:1].numpy(), Budget(latency_ms=1e6))
-    assert any("was not calibrated" in w and "proxy of" in w for w in answer.warnings)
+    assert alone.note in answer.warnings
+    assert alone.note.code is Code.TRANSFERRED_TABLE
+    assert "proxy of" in str(alone.note)
     artifact.add_device(table)
     known = load(copied, "onnxruntime", 1)
     assert known.table == table
@@ -166,7 +172,7 @@ def test_a_device_that_was_never_calibrated_is_served_by_transfer(
     assert donor.device.engine == "openvino"
     error = transfer_error(donor, artifact.devices())
     assert third.table.error == error
-    assert f"off by up to {error:.0%}" in third.note
+    assert f"off by up to {error:.0%}" in str(third.note)
     assert third.candidates[0].guard >= error  # the error bar is kept free
 
 
@@ -295,18 +301,18 @@ def test_layers_whose_output_stays_float_are_told(artifact: Artifact) -> None:
     assert not {name for name in found if "conv1" in name}
 
 
-def test_a_subject_runs_as_the_table_says(artifact: Artifact, table: DeviceTable) -> None:
+def test_an_execution_runs_as_the_table_says(artifact: Artifact, table: DeviceTable) -> None:
     profile = artifact.manifest.chain.profiles[0]
     forms = dict.fromkeys(profile.points, Form.DENSE)
     dense = table.model_copy(update={"forms": {profile.name: forms}})
-    assert subject_of(artifact, dense, profile).forms == forms
+    assert execution_of(artifact, dense, profile).forms == forms
     for wrong in ({**forms, "other": Form.DENSE}, dict(list(forms.items())[1:])):
         broken = table.model_copy(update={"forms": {profile.name: wrong}})
         with pytest.raises(CorruptError, match="calibrate again"):
-            subject_of(artifact, broken, profile)
+            execution_of(artifact, broken, profile)
     bare = table.model_copy(update={"forms": {}, "layers": ()})
     stored = {n: artifact.manifest.specs[n].forms(p)[0] for n, p in profile.points.items()}
-    assert subject_of(artifact, bare, profile).forms == stored
+    assert execution_of(artifact, bare, profile).forms == stored
 
 
 def test_a_table_of_an_artifact_that_was_replaced_is_not_written(
@@ -326,12 +332,12 @@ def test_a_cold_start_that_fails_says_why(
     artifact: Artifact, table: DeviceTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = artifact.manifest.chain.profiles[0]
-    subject = subject_of(artifact, table, profile)
+    execution = execution_of(artifact, table, profile)
     engine = open_engine("onnxruntime", 1)
-    started = time_start(artifact, engine, subject, table.device.weight_bits)
+    started = time_start(artifact, engine, execution, table.device.weight_bits)
     assert started.cold_ms is not None
     assert started.reason == ""
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    failed = time_start(artifact, engine, subject, table.device.weight_bits)
+    failed = time_start(artifact, engine, execution, table.device.weight_bits)
     assert (failed.cold_ms, failed.reason) == (None, "no reason given")
     assert failed.activation_bytes == started.activation_bytes

@@ -74,7 +74,7 @@ def every_rank(tmp_path: Path) -> tuple[nn.Module, Artifact]:
     model = network()
     with evaluating(model):
         traced = content.topology(model)
-        return model, _every_rank(tmp_path, model, traced, state_of(model).plan.layers, "int8")
+        return model, _every_rank(model, traced, weight_only=False)
 
 
 def alone(model: nn.Module) -> tuple[LayerTiming, ...]:
@@ -157,7 +157,7 @@ def test_weights_of_one_geometry_need_not_all_be_aligned(tmp_path: Path, told: l
     elasticize_(model, torch.randn(4, 64), ElasticConfig(store_ratio=1.0))
     plans = state_of(model).plan.layers
     with evaluating(model):
-        artifact = _every_rank(tmp_path, model, content.topology(model), plans, "int8")
+        artifact = _every_rank(model, content.topology(model), weight_only=False)
     aligned = [spec.aligned for spec in artifact.manifest.specs.values()]
     assert aligned[0] != aligned[1]
     times = [

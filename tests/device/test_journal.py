@@ -17,7 +17,11 @@ def test_what_was_put_is_there_again(tmp_path: Path) -> None:
     first.put("a", {"ms": (1.5, 2.5)})
     first.put("b", [1])
     again = Journal(path, ABOUT)
-    assert (again.resumed, again.get("a"), again.get("b")) == (2, {"ms": [1.5, 2.5]}, [1])
+    assert (again.resumed, again.results.get("a"), again.results.get("b")) == (
+        2,
+        {"ms": [1.5, 2.5]},
+        [1],
+    )
     again.put("c", 3)
     assert Journal(path, ABOUT).resumed == 3
     again.finish()
@@ -40,9 +44,9 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path, cut: int) -> 
     journal.put("b", [2.0] * 3)
     path.write_bytes(path.read_bytes()[: whole + cut])
     again = Journal(path, ABOUT)
-    assert (again.get("a"), again.get("b")) == ([1.0] * 3, None)
+    assert (again.results.get("a"), again.results.get("b")) == ([1.0] * 3, None)
     again.put("b", [4.0])
-    assert Journal(path, ABOUT).get("b") == [4.0]
+    assert Journal(path, ABOUT).results.get("b") == [4.0]
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x00\xff", b"[]\n", b"{}\n[1,2]\n", b'"x"\n{"a":1}\n'])
@@ -61,7 +65,7 @@ def test_a_journal_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> 
 def test_without_a_path_nothing_is_written() -> None:
     journal = Journal(None, ABOUT)
     journal.put("a", (1, 2))
-    assert journal.get("a") == [1, 2]
+    assert journal.results.get("a") == [1, 2]
     journal.finish()
 
 

@@ -183,7 +183,8 @@ def test_a_monitored_runtime_tells_of_a_shift(
             break
     assert events
     assert answer.shift is events[0]
-    assert events[0].message in answer.warnings
+    assert (events[0],) in [w.causes for w in answer.warnings]
+    assert events[0].message in map(str, answer.warnings)
     layers = {spec.name for spec in (e.spec for e in Artifact(copied).manifest.layers)}
     assert {name for name, _ in events[0].layers} <= layers
     assert "layer" in events[0].message

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import onnx
 import pytest
@@ -25,7 +23,7 @@ from t3c.nn.inputs import call, select, tensors
 def between(made: Made, name: str, dtype: torch.dtype = torch.float64) -> Executed:
     runtime = made.runtime
     bits = runtime.device.weight_bits
-    return executed(runtime.artifact, made.original, runtime.subjects[name], bits, dtype)
+    return executed(runtime.artifact, made.original, runtime.executions[name], bits, dtype)
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "bert", "llama"])
@@ -77,8 +75,6 @@ def test_estimates_of_layers_add_up_and_grow_as_ranks_fall() -> None:
     assert low.first_order.mean() > high.first_order.mean() > 0
     assert low.spectral > high.spectral > high.first_order.mean()
     assert sum(low.terms.values()) == pytest.approx(low.spectral)
-    careful = estimate(program, profiles, tensors_of(made, 8), replace(config, largest=True))
-    assert careful[made.names[0]].spectral > low.spectral
     # One layer alone moves the output by no more than gain times residual times input.
     assert all(low.layer_first_order[n] <= 1.5 * low.terms[n] + 0.02 for n in low.gains)
 

@@ -30,7 +30,7 @@ from t3c.nn.inputs import Inputs
 def between(made: Made, name: str, bits: int | None = None) -> Executed:
     runtime = made.runtime
     width = bits or runtime.device.weight_bits
-    subject = runtime.subjects[name]
+    subject = runtime.executions[name]
     return executed(runtime.artifact, made.original, subject, width, torch.float64)
 
 

@@ -67,7 +67,7 @@ def ran(name: str, folder: Path, argv: list[str], watched: tuple[str, ...]) -> R
     with pytest.MonkeyPatch.context() as patch:
         supply_times(patch)
         patch.setattr(latency, "warm_up", lambda call, **_: call())
-        light = replace(module.EXPORT, profiles=2, calibration=quick(3), worst_drift=1.0)
+        light = replace(module.EXPORT, goal=t3c.Goal(profiles=2, worst_drift=1.0), timing=quick(3))
         patch.setattr(module, "EXPORT", replace(light, certificate=LIGHT))
         patch.setattr(module, "ROUNDS", 3)
         for function in watched:

@@ -62,7 +62,7 @@ def exported(
             written: list[Allocated] = []
 
             def remember(*args: object, mine: list[Allocated] = written, **more: object) -> object:
-                mine.append(args[3])  # type: ignore[arg-type]
+                mine.append(args[2])  # type: ignore[arg-type]
                 return write(*args, **more)  # type: ignore[arg-type]
 
             patch.setattr(content, "write", remember)
@@ -73,7 +73,7 @@ def exported(
                 controller=ControllerConfig(steps=40, hidden=8, summary_units=(SEEING,)),
             )  # fmt: skip
             export(model, path, [samples], config)
-            found[kind] = path, written[-1]
+            (found[kind],) = [(path, allocated) for allocated in written]
     return found
 
 
@@ -181,19 +181,19 @@ def test_what_a_policy_leaves_out_at_the_top_is_shipped_anyway() -> None:
     """A policy that never leaves the bottom still has the whole network beside it."""
     policy, chains = _policy(lambda arrays: arrays | {"threshold": arrays["threshold"] + 1e6})
     path = allocate.decided(policy, chains)
-    assert [a.points["a"].rank for a in path] == [1, 3]
+    assert [a.points["a"].level for a in path] == [1, 3]
     policy, chains = _policy(lambda arrays: arrays)
-    ranks = [a.points["a"].rank for a in allocate.decided(policy, chains)]
+    ranks = [a.points["a"].level for a in allocate.decided(policy, chains)]
     assert ranks == sorted(set(ranks))
     assert ranks[-1] == 3
-    assert policy.points(Token())["a"].rank == 3
+    assert policy.points(Token())["a"].level == 3
 
 
 Arrays = dict[str, np.ndarray]
 
 
 def _policy(change: Callable[[Arrays], Arrays]) -> tuple[Policy, dict[str, list[Option]]]:
-    points = [t3c.spec.LayerPoint(rank, 8) for rank in (1, 2, 3)]
+    points = [t3c.spec.Level(level, 8) for level in (1, 2, 3)]
     made = Controller({"a": points}, ("device",), ControllerConfig(hidden=2)).to_policy()
     made = replace(made, threshold=np.array([1.0, 2.0], np.float32))
     chains = {"a": [Option(p, i + 1.0, 3.0 - i) for i, p in enumerate(points)]}

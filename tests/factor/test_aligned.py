@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from t3c.factor.aligned import Floats, align, aligned_weight, gauge
+from t3c.factor.aligned import Aligned, Floats, align, gauge
 
 seeds = st.integers(0, 10_000)
 sizes = st.tuples(st.integers(1, 24), st.integers(1, 24), st.integers(1, 24))
@@ -14,6 +14,12 @@ sizes = st.tuples(st.integers(1, 24), st.integers(1, 24), st.integers(1, 24))
 def factors(m: int, k: int, n: int, seed: int) -> tuple[Floats, Floats]:
     rng = np.random.default_rng(seed)
     return rng.standard_normal((m, k)), rng.standard_normal((k, n))
+
+
+def aligned_weight(aligned: Aligned) -> Floats:
+    """Return the weight (m, n) that an aligned form stands for."""
+    weight: Floats = aligned.expand @ gauge(aligned.rest, aligned.kept)
+    return weight
 
 
 def close(expand: Floats, reduce: Floats, found: Floats) -> bool:

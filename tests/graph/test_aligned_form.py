@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from t3c.artifact.devices import DeviceTable, LayerTiming, explain_forms
+from t3c.artifact.draft import Draft
 from t3c.artifact.manifest import DENSE
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.cost.work import layer_work, stage_work
 from t3c.device import measured
-from t3c.device.calibrate import subject_of
-from t3c.device.measured import Subject, describe, time_group, time_layer
+from t3c.device.execution import Execution, execution_of
+from t3c.device.machine import describe
+from t3c.device.measured import time_group, time_layer
 from t3c.engines import ENGINES, open_engine
 from t3c.engines.torch import TorchSession
 from t3c.errors import CorruptError, SpecError
@@ -31,11 +33,12 @@ from t3c.evidence.program import Program, executed
 from t3c.evidence.worst_case import norms_of, worst_cases
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
+from t3c.exporter.described import Described
 from t3c.graph import aligning
 from t3c.graph.aligning import aligned_stages, choose_columns, execution, kept_columns
 from t3c.graph.assemble import assemble, synthetic_group, synthetic_layer
 from t3c.graph.builder import Stage, dequantized, quantize_rows
-from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
+from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 
 LINEAR = LayerSpec(
     "fc", Kind.LINEAR, Factorization.SVD, 64, 48, in_size=(5, 1), out_size=(5, 1), runs=2
@@ -71,18 +74,17 @@ class Written:
             {p.spec.name: LayerPoint(p.ranks[rank], p.bits[bits]) for p in plans}
             for rank, bits in ((0, 0), (1, -1), (-1, -1))
         ]
-        menus = {name: Menu(tuple(dict.fromkeys(e[name] for e in ends))) for name in ends[0]}
         chain = tuple(Profile(n, e) for n, e in zip(("tiny", "mid", "max"), ends, strict=True))
-        self.allocated = Allocated(menus, ProfileChain(chain), drifts={})
+        self.allocated = Allocated.of(ProfileChain(chain))
         self.traced = content.topology(self.model)
         self.artifact = self.write(folder)
 
-    def write(self, folder: Path, draft: Artifact | None = None) -> Artifact:
+    def write(self, folder: Path, packed: Draft | None = None) -> Artifact:
         folder.mkdir(exist_ok=True)
-        return content.write(
-            folder, self.model, self.traced, self.allocated, self.samples, name="net", seed=0,
-            image=None, classes=None, draft=draft,
-        )  # fmt: skip
+        return content.write(folder, packed or self.pack(), self.allocated, self.samples)
+
+    def pack(self) -> Draft:
+        return content.pack(Described(self.model, self.traced, "net"), self.allocated)
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +173,15 @@ def test_ranges_are_those_of_the_float_graph_in_aligned_form(net: Written) -> No
     assert not any(name.endswith("/aligned") for name in net.artifact.ranges("max"))
 
 
-def test_a_second_write_takes_the_columns_of_the_draft(
+def test_what_is_written_takes_the_columns_of_what_was_packed(
     net: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> str:
         raise AssertionError
 
+    packed = net.pack()
     monkeypatch.setattr(aligning, "choose_columns", refuse)
-    again = net.write(tmp_path / "again.t3c", net.artifact)
+    again = net.write(tmp_path / "again.t3c", packed)
     assert (again.path / DENSE).read_bytes() == (net.artifact.path / DENSE).read_bytes()
     assert again.manifest.specs == net.artifact.manifest.specs
 
@@ -269,15 +272,15 @@ def test_certificates_are_of_the_aligned_weights(net: Written) -> None:
     artifact, original = net.artifact, beside(net.artifact, to_original(net.model))
     profile = artifact.manifest.chain["mid"]
     forms = dict.fromkeys(profile.points, Form.ALIGNED)
-    subject = Subject(profile, forms, artifact.ranges("mid"))
-    one = executed(artifact, original, subject, 8, torch.float64)
+    execution = Execution(profile, forms, artifact.ranges("mid"))
+    one = executed(artifact, original, execution, 8, torch.float64)
     program, x = Program(artifact, torch.float64), [torch.from_numpy(X).double()]
     served = TorchSession(graph(artifact, "mid", Form.ALIGNED)).run([X])
     assert relative([program(one, x, 1.0).numpy()], served) < 5e-3
     cases = worst_cases(program, one, norms_of(program, one), x)
     drift = (program(one, x, 1.0) - program(one, x)).norm(dim=1).numpy()
     assert (drift <= [case.bound for case in cases]).all()
-    factored = replace(subject, forms=dict.fromkeys(forms, Form.FACTORED))
+    factored = replace(execution, forms=dict.fromkeys(forms, Form.FACTORED))
     other = executed(artifact, original, factored, 8, torch.float64)
     gap = one.layers["first"].change - other.layers["first"].change
     assert 0 < float(gap.norm()) < 0.05 * float(one.layers["first"].weight.norm())
@@ -382,16 +385,16 @@ def test_a_table_of_forms_the_artifact_has_not_is_refused(net: Written) -> None:
         content=net.artifact.content, device=describe(engine), profiles={},
         forms={"mid": aligned, "max": aligned},
     )  # fmt: skip
-    subject = subject_of(net.artifact, table, chain["mid"])
+    execution = execution_of(net.artifact, table, chain["mid"])
     assert (
         relative(
-            engine.compile(subject.graph(net.artifact, 8)).run([X]),
+            engine.compile(execution.graph(net.artifact, 8)).run([X]),
             engine.compile(graph(net.artifact, "mid", Form.ALIGNED)).run([X]),
         )
         == 0
     )
     with pytest.raises(CorruptError, match="in forms its layers do not have"):
-        subject_of(net.artifact, table, chain["max"])
+        execution_of(net.artifact, table, chain["max"])
 
 
 @pytest.mark.usefixtures("briefly")

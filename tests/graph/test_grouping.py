@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_, state_of
-from t3c.device.measured import cpu_name
+from t3c.device.machine import cpu_name
 from t3c.engines import ENGINES, open_engine
 from t3c.engines.protocol import Array
 from t3c.errors import CorruptError, SpecError
 from t3c.exporter.allocate import Allocated
-from t3c.exporter.content import topology, write
+from t3c.exporter.content import pack, topology, write
+from t3c.exporter.described import Described
 from t3c.graph.assemble import (
     Group,
     assemble,
@@ -27,7 +28,7 @@ from t3c.graph.assemble import (
     synthetic_group,
 )
 from t3c.nn.inputs import Inputs, select
-from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
+from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 
 transformers = pytest.importorskip("transformers")
 
@@ -55,13 +56,10 @@ def written(model: nn.Module, samples: Inputs, folder: Path) -> Artifact:
     elasticize_(model.eval(), select(samples, slice(0, 2)), calibration=[samples])
     plans = state_of(model).plan.layers
     ends = [{p.spec.name: LayerPoint(p.ranks[i], p.bits[-1]) for p in plans} for i in (0, -1)]
-    menus = {name: Menu(tuple(dict.fromkeys(e[name] for e in ends))) for name in ends[0]}
     chain = ProfileChain((Profile("tiny", ends[0]), Profile("max", ends[1])))
-    allocated = Allocated(menus, chain, drifts={"tiny": 1.0, "max": 0.0})
-    return write(
-        folder, model, topology(model), allocated, samples, name="grouped", seed=0, image=None,
-        classes=None,
-    )  # fmt: skip
+    allocated = Allocated.of(chain)
+    packed = pack(Described(model, topology(model), "grouped"), allocated)
+    return write(folder, packed, allocated, samples)
 
 
 @pytest.fixture(scope="module")

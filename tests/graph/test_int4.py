@@ -14,20 +14,22 @@ from torch import Tensor, nn
 
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_, state_of
-from t3c.device.measured import Subject
+from t3c.device.execution import Execution
 from t3c.engines import ENGINES, open_engine
 from t3c.engines.onnxruntime import ONNXRuntime, packed_products
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.engines.torch import TorchSession
 from t3c.errors import SpecError
+from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
-from t3c.exporter.content import topology, write
+from t3c.exporter.content import topology
+from t3c.exporter.described import Described
 from t3c.graph.assemble import assemble, candidate_groups, synthetic_layer
 from t3c.graph.builder import Builder, Stage, execution_stages
 from t3c.graph.int4 import fits_four_bits, four_bit_codes, four_bit_tensor, pack, products
 from t3c.quant.nested import integers as view
-from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Menu, Profile, ProfileChain
+from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 
 SIZES = [(64, 48, 1), (37, 21, 1), (300, 5, 1), (5, 3, 1), (1, 4, 1), (96, 20, 3), (36, 16, 3)]
 CASES = [(*size, bits) for size in SIZES for bits in (4, 8)] + [(37, 21, 1, 3), (37, 21, 1, 6)]
@@ -288,13 +290,11 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     plans = state_of(model).plan.layers
     corners = ((0, 4), (-1, 8))
     ends = [{p.spec.name: LayerPoint(p.ranks[at], bits) for p in plans} for at, bits in corners]
-    menus = {name: Menu(tuple(end[name] for end in ends)) for name in ends[0]}
     chain = ProfileChain((Profile("tiny", ends[0]), Profile("max", ends[1])))
-    allocated = Allocated(menus, chain, drifts={"tiny": 1.0, "max": 0.0})
-    return write(
-        tmp_path_factory.mktemp("network"), model, topology(model), allocated, samples,
-        name="network", seed=0, image=None, classes=None,
-    )  # fmt: skip
+    allocated = Allocated.of(chain)
+    described = Described(model, topology(model), "network")
+    packed = content.pack(described, allocated)
+    return content.write(tmp_path_factory.mktemp("network"), packed, allocated, samples)
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
@@ -324,5 +324,5 @@ def test_profiles_equal_the_exact_reference(
 def test_float_activations_are_asked_for(artifact: Artifact) -> None:
     profile = artifact.manifest.chain["tiny"]
     forms = dict.fromkeys(profile.points, Form.FACTORED)
-    subject = Subject(profile, forms, artifact.ranges("tiny"))
-    assert products(subject.graph(artifact, 8).graph) == []
+    execution = Execution(profile, forms, artifact.ranges("tiny"))
+    assert products(execution.graph(artifact, 8).graph) == []

@@ -140,7 +140,7 @@ def test_certificates_count_the_rounding(artifact: Path) -> None:
     found, bits = runtime.artifact, runtime.device.weight_bits
     original, program = beside(found, to_original(network())), Program(found, torch.float64)
     for profile in runtime.chain:
-        one = executed(found, original, runtime.subjects[profile.name], bits, torch.float64)
+        one = executed(found, original, runtime.executions[profile.name], bits, torch.float64)
         deployed = TorchSession(runtime.graph(profile)).run([x.numpy()])[0]
         reached = program(one, [x], 1.0).numpy()
         program.rounded -= summed_inputs(found.graph().graph, program.rounded)

@@ -21,16 +21,17 @@ from conftest import Made
 from t3c.artifact.devices import choose_forms
 from t3c.artifact.reader import Artifact
 from t3c.convert import elasticize_, state_of
-from t3c.device.measured import describe
+from t3c.device.machine import describe
 from t3c.engines import open_engine
 from t3c.engines.torch import TorchSession
 from t3c.errors import EngineError
 from t3c.exporter.allocate import Allocated
-from t3c.exporter.content import topology, write
+from t3c.exporter.content import pack, topology, write
+from t3c.exporter.described import Described
 from t3c.graph import tensorrt, tensorrt_rules
 from t3c.graph.assemble import activation_grid, assemble, candidate_groups
 from t3c.graph.tensorrt import problems, tensorrt_model, write_tensorrt
-from t3c.spec import Form, LayerPoint, Menu, Profile, ProfileChain
+from t3c.spec import Form, LayerPoint, Profile, ProfileChain
 
 Array = np.ndarray
 Pick = Callable[[Sequence[Any]], Any]
@@ -61,13 +62,10 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, Array]:
     elasticize_(model, ids[:2], calibration=[ids])
     plans = state_of(model).plan.layers
     ends = [{p.spec.name: LayerPoint(p.ranks[i], p.bits[-1]) for p in plans} for i in (0, -1)]
-    menus = {name: Menu(tuple(dict.fromkeys(e[name] for e in ends))) for name in ends[0]}
     chain = ProfileChain((Profile("tiny", ends[0]), Profile("max", ends[1])))
-    allocated = Allocated(menus, chain, drifts={"tiny": 1.0, "max": 0.0})
-    artifact = write(
-        tmp_path_factory.mktemp("words"), model, topology(model), allocated, ids, name="words",
-        seed=0, image=None, classes=None,
-    )  # fmt: skip
+    allocated = Allocated.of(chain)
+    packed = pack(Described(model, topology(model), "words"), allocated)
+    artifact = write(tmp_path_factory.mktemp("words"), packed, allocated, ids)
     return artifact, ids.numpy()
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 
-from conftest import Made
+from conftest import Made, put_candidates, put_controller
 from lab import diagnostics
 from lab.diagnostics import audit_rows, device_rows, energy_rows, violation_rows
 from lab.extended import (
@@ -41,7 +41,7 @@ QUARTERS = np.array([0.1, 0.2, 0.3, 0.4])
 @pytest.fixture
 def runtime(made: Made) -> Iterator[Runtime]:
     with load(made.artifact, cache=False) as opened:
-        opened.controller = None
+        put_controller(opened, None)
         yield opened
 
 
@@ -298,7 +298,9 @@ def test_calls_over_their_budget_are_counted(
     name, other = names_of(runtime)[:2]
     assert runtime.table is not None
     latencies = {name: steady(0.4, 0.5), other: steady(0.8, 0.9)}
-    runtime.candidates = [replace(c, latency=latencies.get(c.profile)) for c in runtime.candidates]
+    put_candidates(
+        runtime, [replace(c, latency=latencies.get(c.profile)) for c in runtime.candidates]
+    )
     runtime.table = runtime.table.model_copy(
         update={"profiles": latencies, "proxies": {"hybrid": Proxy({"constant": 0.5}, 3)}}
     )
@@ -335,7 +337,7 @@ def test_budgets_of_ones_own(runtime: Runtime, briefly: None) -> None:
         violation_rows(runtime, samples, 1, {name: [Budget(size_mb=1)]})
     with pytest.raises(SpecError, match="runs must be at least 1"):
         violation_rows(runtime, samples, 0)
-    runtime.candidates = [replace(c, latency=None) for c in runtime.candidates]
+    put_candidates(runtime, [replace(c, latency=None) for c in runtime.candidates])
     with pytest.raises(DataError, match="no latency is known on"):
         violation_rows(runtime, samples, 1)
 
@@ -344,10 +346,11 @@ def test_budgets_of_ones_own(runtime: Runtime, briefly: None) -> None:
 def three(runtime: Runtime) -> list[str]:
     """Three profiles that take 10, 20 and 15 ms, and 1, 2 and 3 MB."""
     taken = zip(runtime.candidates[:3], (10, 20, 15), strict=True)
-    runtime.candidates = [
+    three = [
         replace(c, latency=steady(ms), size_mb=float(index), guard=0.0)
         for index, (c, ms) in enumerate(taken, start=1)
     ]
+    put_candidates(runtime, three)
     return [candidate.profile for candidate in runtime.candidates]
 
 

@@ -159,7 +159,7 @@ def test_a_change_makes_the_stages_that_it_concerns(
     assert changed(replace(SPEC, ablated=20)) == {"ablations"}
     assert changed(replace(SPEC, minutes=0.002)) == {"lrft", "measured"}
     assert changed(replace(SPEC, options={"lrft": {"rank": 0.4}})) == {"lrft", "measured"}
-    export = replace(SPEC.export, worst_drift=8.0)
+    export = replace(SPEC.export, goal=Goal(profiles=3, worst_drift=8.0))
     other = replace(SPEC, recipe=replace(SPEC.recipe, export=export))
     assert changed(other) == {"t3c-3407", "ablations", "measured"}
     steps = replace(SPEC.recipe, train=replace(SPEC.recipe.train, steps=3))

@@ -20,8 +20,8 @@ from lab.sentences import (
     sentence_accuracy,
     train_sentences,
 )
+from lab.zoo.minilm import SentenceClassifier
 from t3c.errors import SpecError
-from t3c.zoo.text import SentenceClassifier
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "base"
 RECIPE = SentenceRecipe("minilm", epochs=2, batch=20, learning_rate=0.1)

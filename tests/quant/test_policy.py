@@ -28,8 +28,6 @@ def test_more_rank_never_has_fewer_bits(
     below, above = sorted((one, other))
     assert 2 <= policy.bits(below) <= policy.bits(above) <= policy.highest
     assert policy.allowed(below, choices) <= policy.allowed(above, choices)
-    pairs = zip(policy.factor_bits(below), policy.factor_bits(above), strict=True)
-    assert all(2 <= low <= high <= 8 for low, high in pairs)
 
 
 @given(st.floats(0, 3), st.floats(-2, 8), ranks)
@@ -50,8 +48,6 @@ def test_bits_by_hand() -> None:
         5,
         5,
     ]
-    assert policy.factor_bits(8) == (5, 4, 2)
-    assert policy.factor_bits(100) == (6, 5, 2)
     assert policy.allowed(8, (3, 8, 2)) == 3
     assert policy.allowed(8, (2, 4, 8)) == 4
     assert policy.allowed(8, (8, 6)) == 6

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t3c.runtime.adapt import Alarm, Raised, flagged, held_back, made_safer
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate, Choice, cap_warnings, select
 from t3c.runtime.signals import Asked
 from t3c.spec import QUANTILES, Budget, Latency
 
+NAMED = Remark(Code.NAMED)
 NAMES = ("tiny", "small", "med", "large", "max")
 HOT = Asked(1, ("it is hot",))
 COSTS = st.sampled_from((1.0, 2.0, 3.0, 4.0, 5.0))  # few values: ties and overlaps are the rule
@@ -103,7 +105,7 @@ def test_to_hold_back_is_to_go_down_within_the_limits(
     if after == before:
         assert held is choice
     else:
-        assert held.reason == f"held back from {choice.profile}: hot"
+        assert held.reason == Remark(Code.HELD_BACK, choice.profile, causes=("hot",))
         assert held.warnings == cap_warnings(of[held.profile], budget)
 
 
@@ -159,7 +161,7 @@ def test_safer_is_larger_within_the_limits_or_flagged(
     assert kept(chosen, of[safer.profile], budget)
     assert safer.flagged == (choice.profile not in floor and not fitting)
     assert safer.flagged == (safer.profile not in floor)
-    assert any("certificate may not hold" in w for w in safer.warnings) == safer.flagged
+    assert any(w.code is Code.UNTRUSTED for w in safer.warnings) == safer.flagged
     if choice.profile in floor:
         assert safer is choice
     if not budget.limited and fitting and choice.profile not in floor:
@@ -191,7 +193,7 @@ def test_without_limits_more_steps_and_fewer_trusted_go_further(
     for steps in (less, more):
         held = held_back(choice, chain, free, Asked(steps, ("hot",)))
         assert held.profile == NAMES[max(0, top - steps)]
-    low = Choice(NAMES[0], "the smallest")
+    low = Choice(NAMES[0], NAMED)
     ends = [made_safer(low, chain, free, NAMES[first:]).profile for first in (less, more)]
     assert ends == [NAMES[min(first, top)] for first in (less, more)]
 
@@ -224,24 +226,26 @@ def test_an_odd_one_out_does_not_turn_the_order_of_budgets() -> None:
     tight, loose = Budget(latency_ms=3, size_mb=3.5), Budget(latency_ms=6, size_mb=3.5)
     for budget in (tight, loose):
         assert held_back(select(chain, budget), chain, budget, HOT).profile == "max"
-    low = Choice("tiny", "proposed")
+    low = Choice("tiny", NAMED)
     chain = [candidate("tiny", 1), candidate("small", 5), candidate("max", 2)]
     for budget in (tight, loose):
         assert made_safer(low, chain, budget, ("small", "max")).profile == "max"
 
 
 def test_the_warning_names_what_serves() -> None:
-    low = Choice("small", "proposed", ("said before",))
+    before = Remark(Code.NOTHING_FITS)
+    low = Choice("small", NAMED, (before,))
     budget = Budget(latency_ms=4.5, drift=0.35)
     moved = made_safer(low, CHAIN, budget, ("max",))
     assert (moved.profile, moved.flagged) == ("large", True)
-    assert moved.reason == "activations have moved: safer than small"
-    assert moved.warnings == flagged(Choice("large", "")).warnings
-    assert "no larger profile than large fits the request" in moved.warnings[0]
+    assert moved.reason == Remark(Code.SAFER, "small")
+    assert str(moved.reason) == "activations have moved: safer than small"
+    assert moved.warnings == flagged(Choice("large", NAMED)).warnings
+    assert "no larger profile than large fits the request" in str(moved.warnings[0])
     stays = made_safer(low, CHAIN, Budget(latency_ms=2.5), ("max",))
     assert stays == flagged(low)
-    assert stays.warnings[0] == "said before"
-    top = made_safer(Choice("max", "the largest"), CHAIN, Budget(), ())
+    assert stays.warnings[0] is before
+    top = made_safer(Choice("max", NAMED), CHAIN, Budget(), ())
     assert (top.profile, top.flagged) == ("max", True)
 
 

@@ -13,10 +13,13 @@ import pytest
 from conftest import Made
 from t3c.artifact.reader import Artifact
 from t3c.errors import DataError, EngineError, SpecError, T3CError
+from t3c.runtime.answer import Answer
 from t3c.runtime.calls import Request, answer_all
 from t3c.runtime.monitor import MonitorConfig, Shift
-from t3c.runtime.runtime import Answer, Runtime
+from t3c.runtime.remarks import Code, Remark
+from t3c.runtime.runtime import Runtime
 from t3c.runtime.select import Choice
+from t3c.runtime.sessions import SessionKey
 from t3c.runtime.signals import Pressure
 from t3c.spec import Budget
 
@@ -78,7 +81,7 @@ def test_a_held_profile_is_chosen_once(rt: Runtime, x: np.ndarray, monkeypatch: 
         for _ in range(5):
             np.testing.assert_array_equal(held(x[:1]), wanted)
         assert (held.profile, held.budget, rt.profile) == ("med", sized(rt, "med"), "med")
-        assert rt.pool.leased == {"med": 1}
+        assert rt.pool.leased == {SessionKey("med"): 1}
     assert (len(chosen), len(leased)) == (1, 1)
     assert rt.stats()["calls"]["med"] == before + 5
     with rt.hold() as free:
@@ -89,7 +92,7 @@ def test_a_new_budget_moves_it_before_the_old_one_goes(
     rt: Runtime, x: np.ndarray, monkeypatch: Patch
 ) -> None:
     wanted = {name: rt(x[:3], profile=name) for name in NAMES}
-    overlaps, lease = list[dict[str, int]](), rt.lease
+    overlaps, lease = list[dict[SessionKey, int]](), rt.lease
 
     def watching(choice: Choice) -> Any:
         found = lease(choice)
@@ -100,11 +103,12 @@ def test_a_new_budget_moves_it_before_the_old_one_goes(
     with rt.hold(sized(rt, "tiny")) as held:
         for name in ("large", "small", "small", "max"):
             held.budget = sized(rt, name)
-            assert (held.profile, rt.pool.leased) == (name, {name: 1})
+            assert (held.profile, rt.pool.leased) == (name, {SessionKey(name): 1})
             np.testing.assert_array_equal(held(x[:3]), wanted[name])
         held.budget = None
         assert held.profile == "max"
-    assert overlaps[1:4] == [{"tiny": 1, "large": 1}, {"large": 1, "small": 1}, {"small": 2}]
+    named = [{key.profile: count for key, count in one.items()} for one in overlaps[1:4]]
+    assert named == [{"tiny": 1, "large": 1}, {"large": 1, "small": 1}, {"small": 2}]
 
 
 def test_signals_and_alarms_move_it_and_let_it_back(rt: Runtime) -> None:
@@ -129,7 +133,7 @@ def test_signals_and_alarms_move_it_and_let_it_back(rt: Runtime) -> None:
         assert served() == ("max", False)
         rt.alarm.strike("max")
         assert served() == ("max", True)
-        assert rt.pool.leased == {"max": 1}
+        assert rt.pool.leased == {SessionKey("max"): 1}
 
 
 def test_what_was_released_is_refused(rt: Runtime) -> None:
@@ -229,7 +233,7 @@ def test_requests_of_one_profile_and_other_shapes_run_apart() -> None:
 
     runtime: Any = SimpleNamespace(
         check=lambda inputs: [np.asarray(one) for one in inputs],
-        choose=lambda budget, first: Choice("a" if budget else "b", ""),
+        choose=lambda budget, first: Choice("a" if budget else "b", Remark(Code.NAMED)),
         lease=lambda choice, named: (choice, open_lease()),
         run=run,
         told=lambda outputs, choice, budget, shift: (choice.profile, outputs),
@@ -296,11 +300,11 @@ def test_each_request_hears_of_its_own_budget_when_a_profile_is_refused(
     monkeypatch.setattr(runtime.engine, "compile", refusing)
     capped, free = runtime.answers([Request(X, Budget(drift=0.01)), Request(X)])
     assert capped.profile == free.profile == "med"
-    assert any("drift cap cannot be confirmed" in warning for warning in capped.warnings)
-    assert not any("cap" in warning for warning in free.warnings)
+    assert any(warning.code is Code.CAP_UNCONFIRMED for warning in capped.warnings)
+    assert not any(warning.code is Code.CAP_UNCONFIRMED for warning in free.warnings)
     for answer in (capped, free):
-        assert any("max cannot run" in warning for warning in answer.warnings)
-        assert any("large cannot run" in warning for warning in answer.warnings)
+        assert Code.CANNOT_RUN in {w.code for w in answer.warnings if w.profile == "max"}
+        assert Code.CANNOT_RUN in {w.code for w in answer.warnings if w.profile == "large"}
         np.testing.assert_allclose(answer.output, runtime(X, profile="med"), rtol=1e-4)
 
 
@@ -318,7 +322,7 @@ def test_a_shift_is_told_once_for_a_batch_and_flags_what_follows(
         answers = runtime.answers([Request(x[i : i + 1], budget) for i in range(3)])
     assert told == [shift]
     assert [answer.shift for answer in answers] == [shift] * 3
-    assert all(shift.message in answer.warnings for answer in answers)
+    assert all((shift,) in [w.causes for w in answer.warnings] for answer in answers)
     assert runtime.stats()["shift"] == {"max": 1}
     monkeypatch.setattr(monitor, "observe", lambda features: None)
     flags = [runtime.answer(x[:3], budget).flagged for _ in range(3)]

@@ -19,13 +19,14 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import t3c
-from conftest import Made
+from conftest import Made, put_candidates, put_controller
 from t3c.artifact.reader import Artifact
 from t3c.cli import app
 from t3c.control.policy import BUDGET_PATH, Policy, _shapes
 from t3c.control.token import About
 from t3c.errors import CorruptError
 from t3c.evidence.audit import audit, broken_promises, draw_pairs
+from t3c.runtime.remarks import Code
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.select import Candidate, explain, select
 from t3c.spec import Budget, Latency
@@ -126,9 +127,11 @@ def test_a_smaller_proposal_is_taken_and_explained(
     assert proposed(runtime, budget) == names[1]
     found = runtime.choose(budget)
     assert (found.profile, found.warnings) == (names[1], ())
-    assert found.reason == "the controller's proposal, which is within the limits"
+    assert found.reason.code is Code.PROPOSED
+    assert str(found.reason) == "the controller's proposal, which is within the limits"
     assert select(runtime.candidates, budget).profile == names[2]
-    told = explain(runtime.candidates, budget, found.profile)
+    why = explain(runtime.candidates, budget, found.profile)
+    told = {name: "; ".join(map(str, remarks)) for name, remarks in why.items()}
     assert told[names[0]] == f"within the limits, but {names[1]} is larger and drifts less"
     assert told[names[1]] == "chosen"
     assert (
@@ -141,7 +144,7 @@ def test_a_smaller_proposal_is_taken_and_explained(
     done = CliRunner().invoke(app, [*map(str, command), "--size-mb", str(budget.size_mb)])
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert said["reason"] == answer.reason
+    assert (said["reason"], said["reason_code"]) == (str(answer.reason), answer.reason.code)
     assert {row["profile"]: row["why"] for row in said["explain"]} == told
 
 
@@ -173,7 +176,7 @@ def test_limits_of_a_quantile(runtime: Runtime, monkeypatch: pytest.MonkeyPatch)
                   c.drift)
         for i, c in enumerate(runtime.candidates)
     ]  # fmt: skip
-    monkeypatch.setattr(runtime, "candidates", slow)
+    monkeypatch.setattr(runtime.chooser, "candidates", slow)
     names = [c.profile for c in slow]
     for quantile, scale in (("p50", 1.0), ("p90", 2.0), ("p99", 9.0)):
         for index in range(1, len(names) - 1):
@@ -191,7 +194,7 @@ CHAIN = [
 ]
 
 
-OWN, NEXT, LEAST = "the controller's proposal", "the next above the controller's", "the least"
+OWN, NEXT, LEAST = Code.PROPOSED, Code.ABOVE_PROPOSED, Code.LEAST_DRIFT
 
 
 @pytest.mark.parametrize(
@@ -203,19 +206,19 @@ OWN, NEXT, LEAST = "the controller's proposal", "the next above the controller's
         ({"latency_ms": 2.5}, "b", "c", LEAST),  # b is over the limit
         ({"latency_ms": 6.0, "size_mb": 2.5}, "b", "b", LEAST),  # no larger meets the limits
         ({"latency_ms": 2.5}, "d", "c", LEAST),  # d is over the limit
-        ({"latency_ms": 0.5}, "d", "a", "nothing meets the limits"),
+        ({"latency_ms": 0.5}, "d", "a", Code.NOTHING_FITS),
         ({"latency_ms": 6.0}, "other", "d", LEAST),
         ({"latency_ms": 6.0}, None, "d", LEAST),
-        ({"drift": 0.35}, "d", "c", "the fastest"),
-        ({}, "a", "d", "no limit was named"),
+        ({"drift": 0.35}, "d", "c", Code.FASTEST_WITHIN_CAP),
+        ({}, "a", "d", Code.UNLIMITED),
     ],
 )
 def test_what_becomes_of_a_proposal(
-    limits: dict[str, float], proposal: str | None, wanted: str, reason: str
+    limits: dict[str, float], proposal: str | None, wanted: str, reason: Code
 ) -> None:
     found = select(CHAIN, Budget(**limits), proposal)
     assert found.profile == wanted
-    assert found.reason.startswith(reason)
+    assert found.reason.code is reason
 
 
 QUANTILES = ("p50", "p90", "p99")
@@ -293,8 +296,9 @@ def test_more_budget_is_never_less_for_any_policy_and_input(runtime: Runtime, se
         chain.append(Candidate(name, times if known else None, rng.uniform(1, 4), None, None))
     pictures = rng.normal(size=(1, 1, 8, 8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime, "controller", type(held)(policy, held.profiles, held.shares))
-        patch.setattr(runtime, "candidates", chain)
+        patch.setattr(runtime, "chooser", runtime.chooser)
+        put_controller(runtime, type(held)(policy, held.profiles, held.shares))
+        put_candidates(runtime, chain)
         for _ in range(4):
             low = rng.uniform(0.5, 4.5, 2)
             high = low + rng.exponential(0.7, 2) * (rng.random(2) < 0.7)
@@ -332,8 +336,8 @@ def test_an_audit_finds_nothing(runtime: Runtime, briefly: None) -> None:
     assert found.monotone == dict.fromkeys(found.monotone, 0)
     pairs = draw_pairs(runtime, 200, seed=1)
     assert not any(broken_promises(runtime, tight, loose) for tight, loose in pairs)
-    reasons = [runtime.choose(budget).reason for budget, _ in pairs]
-    assert 20 < sum("proposal" in reason for reason in reasons) < 180
+    reasons = [runtime.choose(budget).reason.code for budget, _ in pairs]
+    assert 20 < sum(reason is Code.PROPOSED for reason in reasons) < 180
 
 
 WITHOUT_TORCH = """
@@ -348,8 +352,9 @@ rt = t3c.load(sys.argv[1])
 x = np.load(sys.argv[2])[None]
 limits = json.loads(sys.argv[3])
 found = [rt.choose(t3c.Budget(size_mb=limit), x) for limit in limits]
+found = [[c.profile, c.reason.code] for c in found]
 rt(x, budget=t3c.Budget(size_mb=limits[1]))
-print(json.dumps([[c.profile, c.reason] for c in found] + [rt.profile, "torch" in sys.modules]))
+print(json.dumps(found + [rt.profile, "torch" in sys.modules]))
 """
 
 
@@ -362,8 +367,8 @@ def test_it_is_asked_without_torch(runtime: Runtime, made: Made, controlled: Pat
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     here = [runtime.choose(Budget(size_mb=limit), np.load(one)[None]) for limit in limits]
-    wanted = [[choice.profile, choice.reason] for choice in here]
-    assert any("proposal" in reason for _, reason in wanted)
+    wanted = [[choice.profile, choice.reason.code] for choice in here]
+    assert any(reason == Code.PROPOSED for _, reason in wanted)
     assert json.loads(done.stdout) == [*wanted, here[1].profile, False]
 
 

@@ -10,14 +10,15 @@ import numpy as np
 import onnx
 import pytest
 
-from conftest import Made
+from conftest import Made, put_candidates
 from t3c.artifact.ledger import ParityEntry
 from t3c.artifact.manifest import KernelEntry
 from t3c.artifact.reader import Artifact
 from t3c.errors import EngineError
 from t3c.graph.assemble import synthetic_layer
 from t3c.runtime.monitor import MonitorConfig
-from t3c.runtime.rejected import rejected_tiles, tile
+from t3c.runtime.rejected import Tile, rejected_tiles
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.runtime import Runtime
 from t3c.spec import Budget, Factorization, Form, Kind, LayerPoint, LayerSpec
 
@@ -78,8 +79,10 @@ def test_the_nearest_smaller_serves_and_the_tile_is_named(
     assert rt.choose(budget).profile == name
     answer = rt.answer(X, budget)
     assert answer.profile == rt.profile == instead
-    assert answer.reason == f"in place of {name}, which onnxruntime cannot run"
-    warning = next(w for w in answer.warnings if "cannot run" in w)
+    assert answer.reason == Remark(Code.STAND_IN, name, engine="onnxruntime")
+    said = next(w for w in answer.warnings if w.code is Code.CANNOT_RUN)
+    assert (said.profile, said.other, said.causes) == (name, instead, (rt.refused[name],))
+    warning = str(said)
     assert warning.startswith(f"{name} cannot run on onnxruntime: {REASON}; {layer}: ")
     assert f"rank {point.rank} at {point.bits} bits, {form} " in warning
     for shape in spec.executed_shapes(point, form):
@@ -100,10 +103,12 @@ def test_where_none_is_smaller_the_nearest_larger_serves(rt: Runtime, monkeypatc
     refuse(rt, monkeypatch, {"tiny": []})
     answer = rt.answer(X, sized(rt, "tiny"))
     assert answer.profile == "small"
-    assert any("small is larger, and may be over the limits" in w for w in answer.warnings)
+    larger = next(w for w in answer.warnings if w.code is Code.LARGER_SERVES)
+    assert (larger.profile, larger.other) == ("tiny", "small")
+    assert str(larger).endswith("; small is larger, and may be over the limits")
     again = rt.answer(X, sized(rt, "tiny"))
     assert again.profile == "small"
-    assert any("no profile meets the limits" in w for w in again.warnings)
+    assert any(w.code is Code.OVER_LIMITS for w in again.warnings)
 
 
 def test_a_profile_asked_for_by_name_has_no_stand_in(rt: Runtime, monkeypatch: Patch) -> None:
@@ -123,7 +128,7 @@ def test_the_largest_of_them_recover(rt: Runtime, monkeypatch: Patch) -> None:
     refuse(rt, monkeypatch, {name: [] for name in NAMES[2:]})
     answer = rt.answer(X)
     assert answer.profile == "small"
-    told = [w.split(" cannot run")[0] for w in answer.warnings if "cannot run" in w]
+    told = [w.profile for w in answer.warnings if w.code is Code.CANNOT_RUN]
     assert told == ["max", "large", "med"]
     assert rt.stats()["fallback"] == {"max": 1, "large": 1, "med": 1}
     np.testing.assert_array_equal(answer.output, rt(X))
@@ -157,7 +162,7 @@ def test_a_session_that_fails_its_first_run_is_refused_like_one_that_does_not_co
 
     monkeypatch.setattr(rt.engine, "compile", compiling)
     assert rt.answer(X).profile == "large"
-    assert rt.refused == {"max": REASON}
+    assert rt.refused == {"max": Remark(Code.ENGINE_FAILED, "max", causes=(REASON,))}
 
 
 def test_a_call_that_fails_is_counted_and_the_next_one_is_answered(
@@ -200,7 +205,7 @@ def test_threads_that_wait_for_a_refused_profile_are_all_answered(
         np.testing.assert_array_equal(answer.output, wanted)
     assert rt.stats()["calls"] == {"med": 41}
     assert set(rt.refused) == {"max", "large"}
-    assert "head: rank" in rt.refused["max"]
+    assert "head: rank" in str(rt.refused["max"])
     assert rt.pool.leased == {}
 
 
@@ -209,10 +214,10 @@ def test_a_stand_in_that_is_not_trusted_is_flagged(rt: Runtime, monkeypatch: Pat
     rt.alarm.strike("large")
     answer = rt.answer(X)
     assert (answer.profile, answer.flagged) == ("large", True)
-    assert sum("certificate may not hold" in w for w in answer.warnings) == 1
+    assert sum(w.code is Code.UNTRUSTED for w in answer.warnings) == 1
     again = rt.answer(X)
     assert (again.profile, again.flagged) == ("large", True)
-    assert sum("certificate may not hold" in w for w in again.warnings) == 1
+    assert sum(w.code is Code.UNTRUSTED for w in again.warnings) == 1
 
 
 def test_a_stand_in_over_the_drift_cap_says_so(rt: Runtime, monkeypatch: Patch) -> None:
@@ -220,12 +225,12 @@ def test_a_stand_in_over_the_drift_cap_says_so(rt: Runtime, monkeypatch: Patch) 
         candidates[index] = type(c)(
             c.profile, c.latency, c.size_mb, None, (0.5, 0.4, 0.3, 0.2, 0.1)[index]
         )
-    rt.candidates = candidates
+    put_candidates(rt, candidates)
     refuse(rt, monkeypatch, {"med": []})
     budget = Budget(drift=0.3, size_mb=sized(rt, "med").size_mb)
     answer = rt.answer(X, budget)
     assert answer.profile == "small"
-    warning = "small may drift up to 0.4, over the cap 0.3"
+    warning = Remark(Code.OVER_CAP, "small", value=0.4, limit=0.3)
     assert answer.warnings.count(warning) == 1
     assert rt.answer(X, budget).warnings.count(warning) == 1
 
@@ -292,7 +297,9 @@ def test_a_profile_whose_outputs_were_not_torchs_does_not_serve(rt: Runtime, cop
     assert elsewhere.answer(X).profile == "max"
     reason = "its outputs differ from torch's by 0.9"
     broken = opened(parity(rt, "max", reason), parity(rt, "small", reason))
-    assert broken.refused == {"max": reason, "small": reason}
+    assert broken.refused == {
+        name: Remark(Code.DIFFERS, name, causes=(reason,)) for name in ("max", "small")
+    }
     assert [c.profile for c in broken.candidates] == ["tiny", "med", "large"]
     assert broken.answer(X).profile == "large"
     assert broken.answer(X, sized(rt, "small")).profile == "tiny"
@@ -323,8 +330,10 @@ def test_an_engine_without_a_form_serves_the_others(
     serving = [name for name in NAMES if left(set(runtime.forms[name].values()))]
     assert 0 < len(serving) <= len(NAMES)
     assert [c.profile for c in runtime.candidates] == serving
-    gone = dict.fromkeys(set(NAMES) - set(serving), "onnxruntime has no factored form")
-    assert runtime.refused == gone
+    assert runtime.refused == {
+        name: Remark(Code.NO_FORM, name, engine="onnxruntime", names=("factored",))
+        for name in set(NAMES) - set(serving)
+    }
     for name in NAMES:
         assert runtime.answer(X, sized(runtime, name)).profile in serving
     with pytest.raises(EngineError, match="openvino runs none of its profiles: openvino has no"):
@@ -333,12 +342,12 @@ def test_an_engine_without_a_form_serves_the_others(
 
 def test_a_tile_is_told_as_kernels_see_it(rt: Runtime, monkeypatch: Patch) -> None:
     spec = LayerSpec("fc", Kind.LINEAR, Factorization.SVD, 24, 40, in_size=(3, 1), out_size=(3, 1))
-    told = tile(spec, LayerPoint(8, 4), Form.FACTORED)
-    assert told == f"rank 8 at 4 bits, factored 8x40 and 24x8, tile {spec.tile}"
-    dense = tile(spec, LayerPoint(8, 4), Form.DENSE)
-    assert dense == f"rank 8 at 4 bits, dense 24x40, tile {spec.tile}"
+    told = Tile(spec, LayerPoint(8, 4), Form.FACTORED)
+    assert str(told) == f"rank 8 at 4 bits, factored 8x40 and 24x8, tile {spec.tile}"
+    dense = Tile(spec, LayerPoint(8, 4), Form.DENSE)
+    assert str(dense) == f"rank 8 at 4 bits, dense 24x40, tile {spec.tile}"
     specs = rt.artifact.manifest.specs.values()
-    assert rejected_tiles(rt.engine, specs, rt.subjects["med"]) == []
+    assert rejected_tiles(rt.engine, specs, rt.executions["med"]) == ()
     monkeypatch.setattr(rt.engine, "compile", _raise)
-    every = rejected_tiles(rt.engine, specs, rt.subjects["med"])
-    assert [line.split(":")[0] for line in every] == [spec.name for spec in specs]
+    every = rejected_tiles(rt.engine, specs, rt.executions["med"])
+    assert [one.tile.spec.name for one in every] == [spec.name for spec in specs]

@@ -15,7 +15,9 @@ from t3c.engines import ENGINES, Session
 from t3c.engines.decode import Generation
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, EngineError, SpecError
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.runtime import Runtime
+from t3c.runtime.sessions import SessionKey
 
 PROMPT = np.array([[1, 14, 15], [1, 65, 35]])
 
@@ -106,11 +108,12 @@ def test_certificates_are_of_texts_that_one_profile_reads(decoder: MadeDecoder) 
     writing.budget = small
     mixed = next(writing)
     assert mixed.certificate is None
-    assert mixed.warnings == ("read by max, tiny: certificates are of texts that one reads",)
+    assert mixed.warnings == (Remark(Code.SEVERAL_READERS, names=("max", "tiny")),)
+    assert str(mixed.warnings[0]) == ("read by max, tiny: certificates are of texts that one reads")
     writing.budget = large
     assert next(writing).certificate is None
     writing.budget = t3c.Budget(size_mb=1e-6)
-    assert "no profile meets the limits" in next(writing).warnings[0]
+    assert next(writing).warnings[0].code is Code.OVER_LIMITS
 
 
 def test_it_takes_heat_and_what_cannot_run_into_account(
@@ -123,8 +126,8 @@ def test_it_takes_heat_and_what_cannot_run_into_account(
     rt.signals.post(t3c.Pressure("thermal", steps=0, reason="40 C"))
     compile_ = rt.pool._make
 
-    def lacking(key: str) -> Session:
-        if key == "max":
+    def lacking(key: SessionKey) -> Session:
+        if key.profile == "max":
             raise EngineError("no such kernel")
         return compile_(key)
 
@@ -132,7 +135,7 @@ def test_it_takes_heat_and_what_cannot_run_into_account(
     rt.close()
     token = next(writing)
     assert token.profile == "tiny"
-    assert any("max cannot run on torch: no such kernel" in w for w in token.warnings)
+    assert any("max cannot run on torch: no such kernel" in str(w) for w in token.warnings)
     writing.profile = "max"
     before = writing.ids
     with pytest.raises(EngineError, match="max does not run on torch"):

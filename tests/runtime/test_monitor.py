@@ -15,7 +15,7 @@ from t3c.engines import ENGINES, open_engine
 from t3c.engines.torch import TorchSession
 from t3c.errors import DataError, SpecError
 from t3c.graph.assemble import quantized_inputs, synthetic_layer
-from t3c.graph.watching import WATCHED, exposed, features, monitored_tensors, watched
+from t3c.graph.watching import WATCHED, features, monitored_tensors, watched
 from t3c.measure.shift import Activations
 from t3c.runtime.monitor import Monitor, Shift
 from t3c.runtime.runtime import Runtime, load
@@ -40,6 +40,17 @@ def fitted(rng: np.random.Generator, fit: int = 64, reference: int = 100) -> Shi
         usual(rng, fit), usual(rng, reference),
         tensors=NAMES, layers=LAYERS, thresholds=dict.fromkeys(NAMES, 1.0),
     )  # fmt: skip
+
+
+def exposed(model: onnx.ModelProto, tensors: list[str]) -> onnx.ModelProto:
+    """Return a copy of an engine graph whose last outputs are these float tensors."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for name in tensors:
+        output = f"exposed/{name}"
+        copy.graph.node.append(helper.make_node("Identity", [name], [output]))
+        copy.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
+    return copy
 
 
 def found(monitor: Monitor, rows: np.ndarray) -> tuple[Shift, int]:
@@ -116,7 +127,7 @@ def test_values_that_are_not_finite_are_the_most_extreme() -> None:
     rows = usual(rng, 20)
     rows[:10, 3] = np.nan
     rows[10:, 3] = np.inf
-    assert np.isinf(model.score(rows)).all()
+    assert np.isinf(model.scores(rows)[0]).all()
     event, count = found(Monitor(model), rows)
     assert count <= 10
     assert event.layers[0] == ("stages.3", np.inf)
@@ -147,21 +158,21 @@ def test_a_model_survives_json_and_scores_the_same() -> None:
     rng = np.random.default_rng(3)
     model = fitted(rng)
     rows = usual(rng, 10)
-    before = model.score(rows)
+    before = model.scores(rows)[0]
     again = ShiftModel.model_validate_json(model.model_dump_json())
     assert again == model
-    np.testing.assert_array_equal(again.score(rows), before)
+    np.testing.assert_array_equal(again.scores(rows)[0], before)
 
 
 def test_usual_samples_are_about_one_away_and_constant_features_do_no_harm() -> None:
     rng = np.random.default_rng(4)
-    assert 0.5 < np.median(fitted(rng).score(usual(rng, 200))) < 2
+    assert 0.5 < np.median(fitted(rng).scores(usual(rng, 200))[0]) < 2
     rows = usual(rng, 200)
     rows[:, 9] = 0
     still = ShiftModel.fit(
         rows[:60], rows[60:120], tensors=NAMES, layers=LAYERS, thresholds=dict.fromkeys(NAMES, 1.0)
     )
-    assert 0.5 < np.median(still.score(rows[120:])) < 2
+    assert 0.5 < np.median(still.scores(rows[120:])[0]) < 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import t3c
-from conftest import Made
+from conftest import Made, put_candidates
 from t3c.artifact.folder import staged
 from t3c.artifact.manifest import CONTENT
 from t3c.artifact.reader import Artifact
@@ -24,6 +24,7 @@ from t3c.errors import DataError, EngineError, SpecError
 from t3c.evidence.audit import audit, over
 from t3c.graph.assemble import activation_grid, assemble
 from t3c.nn import at
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.runtime import Runtime, load
 from t3c.spec import Budget, Form, Latency
 
@@ -96,7 +97,7 @@ def test_budgets_choose_and_certificates_come_along(made: Made, rt: Runtime) -> 
     assert rt.profile == "max"
     answer = rt.answer(x, Budget(latency_ms=fastest / 100))
     assert answer.profile == rt.candidates[0].profile
-    assert "no profile meets the limits" in answer.warnings[0]
+    assert answer.warnings[0].code is Code.OVER_LIMITS
 
 
 def test_certificates_hold_on_data_nobody_saw(made: Made, rt: Runtime) -> None:
@@ -178,12 +179,14 @@ def test_a_device_that_was_not_calibrated_says_so(made: Made, copied: Path) -> N
     assert not other.certificates
     answer = other.answer(samples(made, 1), Budget(latency_ms=1e6))
     assert answer.certificate is None
-    assert any("is not certified" in warning for warning in answer.warnings)
-    assert any("was not calibrated" in warning for warning in answer.warnings)
+    codes = [warning.code for warning in answer.warnings]
+    assert codes == [Code.TRANSFERRED_TABLE, Code.NOT_CERTIFIED]
     shutil.rmtree(copied / "devices")
     bare = load(copied)
     answer = bare.answer(samples(made, 1), Budget(latency_ms=1e6))
-    assert "latency not measured on this device" in answer.warnings[0]
+    assert answer.warnings[0] == Remark(Code.NOT_MEASURED, "tiny", names=("latency",))
+    assert "latency not measured on this device" in str(answer.warnings[0])
+    assert bare.note == Remark(Code.NO_TABLE)
 
 
 def test_the_audit_finds_no_violation_and_would_find_one(made: Made) -> None:
@@ -195,7 +198,7 @@ def test_the_audit_finds_no_violation_and_would_find_one(made: Made) -> None:
     assert found.speed is not None
     assert found.accuracy.keys() == found.live.keys()
     assert found.over["p50"] == pytest.approx(found.budget_violations / found.reachable)
-    runtime.candidates = runtime.candidates[::-1]
+    put_candidates(runtime, runtime.candidates[::-1])
     broken = audit(runtime, 200, rounds=5, busy=True)
     assert broken.monotone_violations > 0
     assert broken.monotone["rank_and_bits"] > 0
@@ -214,9 +217,9 @@ def test_the_audit_counts_budgets_that_were_missed(made: Made) -> None:
     live = timed(1.0)
     slower, faster = timed(100.0), timed(0.01)
     pairs = [Budget(latency_ms=float(ms)) for ms in np.geomspace(len(live), 500 * len(live), 20)]
-    runtime.candidates = [replace(c, latency=slower[c.profile]) for c in runtime.candidates]
+    put_candidates(runtime, [replace(c, latency=slower[c.profile]) for c in runtime.candidates])
     assert over(runtime, pairs, live, "p50") == 0  # a table that is too careful misses nothing
-    runtime.candidates = [replace(c, latency=faster[c.profile]) for c in runtime.candidates]
+    put_candidates(runtime, [replace(c, latency=faster[c.profile]) for c in runtime.candidates])
     tight = Budget(latency_ms=1.0001)  # only the smallest meets it; the table says all do
     assert over(runtime, [tight], live, "p50") == 1
 

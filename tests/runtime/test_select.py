@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate, explain, select
 from t3c.spec import Budget, Latency
 
@@ -38,21 +39,27 @@ def test_with_a_cap_alone_the_fastest_within_it() -> None:
     assert chosen(drift=0.9) == "tiny"
     found = select(CHAIN, Budget(drift=0.01))
     assert found.profile == "max"
-    assert "over the cap" in found.warnings[0]
+    assert found.reason.code is Code.NOTHING_WITHIN_CAP
+    assert found.warnings == (Remark(Code.OVER_CAP, "max", value=0.05, limit=0.01),)
 
 
 def test_with_both_the_limits_rule_and_the_cap_warns() -> None:
     assert not select(CHAIN, Budget(latency_ms=2.5, drift=0.3)).warnings
     found = select(CHAIN, Budget(latency_ms=1.5, drift=0.3))
     assert found.profile == "tiny"
-    assert "tiny may drift up to 0.4, over the cap 0.3" in found.warnings
+    assert found.warnings == (Remark(Code.OVER_CAP, "tiny", value=0.4, limit=0.3),)
+    assert str(found.warnings[0]) == "tiny may drift up to 0.4, over the cap 0.3"
 
 
 def test_when_nothing_fits() -> None:
     found = select(CHAIN, Budget(latency_ms=0.5))
     assert (found.profile, len(found.warnings)) == ("tiny", 1)
     found = select(CHAIN, Budget(energy_mj=5))
-    assert "energy not measured on this device" in found.warnings[0]
+    assert found.warnings == (Remark(Code.NOT_MEASURED, "tiny", names=("energy",)),)
+    assert str(found.warnings[0]) == (
+        "no profile meets the limits (energy not measured on this device): tiny, the smallest, "
+        "serves"
+    )
     assert select(CHAIN, Budget()).profile == "max"
 
 
@@ -61,7 +68,7 @@ def test_where_nothing_is_certified() -> None:
     assert select(bare, Budget(latency_ms=2.5)).profile == "med"
     found = select(bare, Budget(drift=0.9))
     assert found.profile == "max"
-    assert "not certified here" in found.warnings[0]
+    assert found.warnings == (Remark(Code.CAP_UNCONFIRMED, "max"),)
 
 
 rising = st.lists(st.floats(0.1, 10), min_size=1, max_size=6)
@@ -131,17 +138,21 @@ def test_the_guard_is_kept_free() -> None:
 
 
 def test_every_profile_is_explained() -> None:
-    told = explain(CHAIN, Budget(latency_ms=2.5, energy_mj=1), "tiny")
+    def told_of(budget: Budget, profile: str) -> dict[str, str]:
+        why = explain(CHAIN, budget, profile)
+        return {name: "; ".join(map(str, remarks)) for name, remarks in why.items()}
+
+    told = told_of(Budget(latency_ms=2.5, energy_mj=1), "tiny")
     assert told["max"] == (
         "latency 3 ms (p50 and 0.0% guard) over 2.5; its energy is not known here"
     )
-    told = explain(CHAIN, Budget(latency_ms=2.5), "med")
+    told = told_of(Budget(latency_ms=2.5), "med")
     assert told == {
         "tiny": "within the limits, but med is larger and drifts less",
         "med": "chosen",
         "max": "latency 3 ms (p50 and 0.0% guard) over 2.5",
     }
-    told = explain(CHAIN, Budget(drift=0.3), "med")
+    told = told_of(Budget(drift=0.3), "med")
     assert told["tiny"] == "tiny may drift up to 0.4, over the cap 0.3"
     assert told["max"] == "med is preferred"
 

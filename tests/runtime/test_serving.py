@@ -17,7 +17,8 @@ from conftest import Made
 from t3c.artifact.reader import Artifact
 from t3c.engines import open_engine
 from t3c.errors import DataError, SpecError
-from t3c.runtime.runtime import Answer, Runtime
+from t3c.runtime.answer import Answer
+from t3c.runtime.runtime import Runtime
 from t3c.runtime.signals import Pressure
 from t3c.spec import Budget
 
@@ -264,6 +265,6 @@ def test_what_is_warned_of_is_logged_once(
     assert answers[0].warnings == answers[1].warnings == answers[2].warnings
     events = [record.t3c for record in caplog.records if hasattr(record, "t3c")]
     logged = [event["message"] for event in events if event["event"] == "warning"]
-    assert logged == list(answers[0].warnings)
+    assert logged == list(map(str, answers[0].warnings))
     assert {event["profile"] for event in events} == {"tiny"}
     assert len(logged) == 3  # the limits, the table of another device, no certificate

@@ -283,7 +283,7 @@ def zone(root: Path, index: int, temp: str) -> None:
 
 def test_the_hottest_zone_counts(tmp_path: Path) -> None:
     clock = Clock()
-    source = ThermalZones(85, 75, tmp_path, again=1, dwell=5, most=2, clock=clock)
+    source = ThermalZones(tmp_path, Hysteresis(85, 75, again=1, dwell=5, most=2, clock=clock))
     (tmp_path / "cooling_device0").mkdir()
     (tmp_path / "cooling_device0" / "temp").write_text("99000")
     (tmp_path / "thermal_zone7").mkdir()  # has no temperature
@@ -311,7 +311,7 @@ def test_the_hottest_zone_counts(tmp_path: Path) -> None:
 
 
 def test_no_zone_asks_for_nothing_and_says_so(tmp_path: Path) -> None:
-    source = ThermalZones(root=tmp_path / "absent", again=1)
+    source = ThermalZones(tmp_path / "absent", Hysteresis(85, 75, again=1))
     assert source.read() == Pressure(
         "thermal", 0, f"{tmp_path}/absent has no thermal zone that can be read"
     )
@@ -323,7 +323,7 @@ def test_no_zone_asks_for_nothing_and_says_so(tmp_path: Path) -> None:
 
 def test_processors_that_are_wanted_by_others(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "cpu"
-    source = CpuPressure(50, 20, path, again=1, dwell=5, most=2, clock=clock)
+    source = CpuPressure(path, Hysteresis(50, 20, again=1, dwell=5, most=2, clock=clock))
     with pytest.raises(OSError, match="cpu"):
         source.read()
 
@@ -345,7 +345,7 @@ def test_processors_that_are_wanted_by_others(tmp_path: Path) -> None:
 
 def test_a_battery_that_runs_out_asks_for_less(tmp_path: Path) -> None:
     clock = Clock()
-    source = Battery(20, 40, tmp_path, again=1, dwell=5, most=2, clock=clock)
+    source = Battery(tmp_path, Hysteresis(-20, -40, again=1, dwell=5, most=2, clock=clock))
 
     def supply(name: str, kind: str, status: str, capacity: str) -> None:
         (tmp_path / name).mkdir(exist_ok=True)

@@ -17,6 +17,7 @@ from t3c.artifact.manifest import TOKENIZER, ModelEntry, TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
 from t3c.errors import ArtifactError, CorruptError, DataError, MissingExtraError, SpecError
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.tokens import Continued, Tokenizer, prompt_ids, read_tokenizer, text_inputs
 from t3c.spec import TextSpec
 
@@ -140,14 +141,16 @@ def test_text_is_padded_and_cut_to_what_a_model_takes() -> None:
     assert warnings == []
     inputs, warnings = text_inputs(made(), "w5 w6 w7 w8 w9", fixed)
     assert inputs["input_ids"].tolist() == [[5, 6, 7, 8]]
-    assert warnings == ["the prompt of 5 tokens was cut to 4"]
+    assert warnings == [Remark(Code.PROMPT_CUT, count=5, limit=4)]
+    assert str(warnings[0]) == "the prompt of 5 tokens was cut to 4"
     inputs, warnings = text_inputs(made(length=9), "w5 w6", model(entry("input_ids", "sequence")))
     assert inputs["input_ids"].tolist() == [[5, 6]]
     assert warnings == []
     inputs, warnings = text_inputs(made(), "w5 w6", model(entry("x", 3, dtype="int32")))
     assert inputs["x"].tolist() == [[5, 6, 0]]
     assert inputs["x"].dtype == np.int32
-    assert warnings == ["net takes no attention_mask: 1 tokens of padding count as text"]
+    assert [warning.code for warning in warnings] == [Code.PADDING_READ]
+    assert str(warnings[0]) == "net takes no attention_mask: 1 tokens of padding count as text"
 
 
 def test_what_is_cut_still_ends_as_texts_do() -> None:

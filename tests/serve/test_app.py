@@ -18,6 +18,7 @@ from conftest import Made
 from decoders import MadeDecoder
 from serving import TOKEN, Running, running
 from t3c.errors import MissingExtraError, RefusedError
+from t3c.serve import gate
 from t3c.serve.config import Limits, ServeConfig
 from t3c.serve.gate import Rates
 from t3c.serve.tracing import Tracing, configured_tracing
@@ -288,7 +289,8 @@ def test_a_text_is_gone_on_with(decoder: MadeDecoder) -> None:
 def test_bodies_over_the_limit_and_bodies_that_do_not_come(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = Limits(body_mb=0.01, json_mb=0.005, read_seconds=0.5, rows=2)
+    limits = Limits(body_mb=0.01, json_mb=0.005, rows=2)
+    monkeypatch.setattr(gate, "READ_SECONDS", 0.5)
     with running(made.artifact, ServeConfig(objective_ms=10_000, batch=1, limits=limits)) as tight:
         at = f"/v2/models/{tight.service.version.model.name}/infer"
         status, error, _ = tight.call("POST", at, b" " * 20_000)
@@ -325,9 +327,9 @@ def test_names_that_are_not_the_servers_own_are_refused(served: Running) -> None
     assert served.call("GET", "/v2", headers={"host": "localhost:1"})[0] == 200
 
 
-def test_bodies_of_many_clients_have_one_limit(made: Made) -> None:
-    limits = Limits(bodies_mb=0.01)
-    with running(made.artifact, ServeConfig(objective_ms=10_000, batch=1, limits=limits)) as tight:
+def test_bodies_of_many_clients_have_one_limit(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "BODIES_MB", 0.01)
+    with running(made.artifact, ServeConfig(objective_ms=10_000, batch=1)) as tight:
         at = f"/v2/models/{tight.service.version.model.name}/infer"
         host, port = tight.url.removeprefix("http://").split(":")
         head = f"POST {at} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n"
@@ -335,7 +337,8 @@ def test_bodies_of_many_clients_have_one_limit(made: Made) -> None:
             first.sendall(head.encode() + b" " * 6000)
             time.sleep(0.3)
             status, error, _ = tight.call("POST", at, b" " * 6000)
-            assert (status, "bytes of bodies" in error["error"]) == (429, True)
+            assert (status, error["code"]) == (429, "bodies")
+            assert "bytes of bodies" in error["error"]
         end = time.monotonic() + 5  # the first one has gone, and what it took is free again
         while tight.call("POST", at, b" " * 6000)[0] != 400:
             assert time.monotonic() < end
@@ -378,9 +381,12 @@ def test_a_client_that_goes_away_is_not_served(
         assert len(seen) < 10
 
 
-def test_one_client_does_not_have_more_than_its_rate(made: Made) -> None:
+def test_one_client_does_not_have_more_than_its_rate(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
-    rates = Rates(2.0, 3, lambda: now[0])
+    monkeypatch.setattr(gate, "BURST", 3)
+    rates = Rates(2.0, lambda: now[0])
     for _ in range(3):
         rates.take("a")
     with pytest.raises(RefusedError, match="over 2 requests a second") as refused:
@@ -389,7 +395,8 @@ def test_one_client_does_not_have_more_than_its_rate(made: Made) -> None:
     rates.take("b")
     now[0] += 0.5
     rates.take("a")
-    limits = Limits(rate=0.5, burst=2)
+    monkeypatch.setattr(gate, "BURST", 2)
+    limits = Limits(rate=0.5)
     with running(made.artifact, ServeConfig(objective_ms=10_000, batch=1, limits=limits)) as rated:
         statuses = [rated.call("GET", "/v2")[0] for _ in range(4)]
         assert statuses == [200, 200, 429, 429]
@@ -418,7 +425,7 @@ def test_a_bug_is_a_500_that_tells_nothing_and_the_next_request_is_answered(
     made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(made.artifact, ServeConfig(objective_ms=10_000, batch=1)) as one:
-        monkeypatch.setattr(one.service, "profiles", lambda: {}["secret"])
+        monkeypatch.setattr("t3c.serve.status.profiles", lambda service: {}["secret"])
         status, error, _ = one.call("GET", "/v1/profiles")
         assert (status, error) == (500, {"error": "internal error: the server's log has it"})
         assert one.get("/v1/live")["totals"]["errors"] == 1

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t3c.errors import SpecError
-from t3c.serve.config import Limits, Policy, ServeConfig
+from t3c.serve import policy as policies
+from t3c.serve.config import Limits, ServeConfig
 from t3c.serve.pace import Pace
 from t3c.serve.policy import Due, LoadPolicy, bearable
 
@@ -16,9 +17,13 @@ CHAIN = ("tiny", "med", "max")
 MS = {"tiny": {1: 2.0}, "med": {1: 4.0}, "max": {1: 8.0}}
 
 
-def policy(**changed: float) -> LoadPolicy:
-    given = {"objective_ms": 100.0, "margin": 0.1, "window": 1.0, "dwell": 2.0} | changed
-    return LoadPolicy(Policy(**given), CHAIN, Pace(MS))
+@pytest.fixture(autouse=True)
+def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "WINDOW", 1.0)
+
+
+def policy() -> LoadPolicy:
+    return LoadPolicy(100.0, 2.0, CHAIN, Pace(MS))
 
 
 def arrive(load: LoadPolicy, start: float, seconds: float, rate: float) -> float:
@@ -75,9 +80,12 @@ def test_the_level_falls_at_once_and_rises_one_by_one_after_a_dwell() -> None:
     assert (changes[1] - changes[0]) * 0.1 >= 2.0 - 0.1
 
 
-def test_between_easy_and_bearable_the_level_stays_where_it_is() -> None:
-    load = policy(easy=0.5)
-    most = bearable(8.0, load.config.within_ms, load.config.miss)
+def test_between_easy_and_bearable_the_level_stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policies, "EASY", 0.5)
+    load = policy()
+    most = bearable(8.0, load.within_ms, policies.MISS)
     rate = 0.8 * most / 8e-3  # more than half of what max bears
     now = arrive(load, 0, 5, rate)
     assert load.level == 2  # it bears it, so it is not left
@@ -87,14 +95,18 @@ def test_between_easy_and_bearable_the_level_stays_where_it_is() -> None:
     assert load.level == 1  # but it is not come back to
 
 
-def test_a_backlog_is_worked_off_by_smaller_profiles_while_it_is_there() -> None:
+def test_a_backlog_is_worked_off_by_smaller_profiles_while_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     load = policy()
     one = Due(1, 0.0, 0.09)  # of which 45 ms are for what comes meanwhile
     assert load.ceiling(0.0, [one]) == "max"
     assert load.ceiling(0.0, [one] * 5) == "med"  # 5 times 8 ms, and then some, is too long
     assert load.ceiling(0.0, [one] * 10) == "tiny"
     assert load.ceiling(0.0, [one] * 500) == "tiny"  # nothing helps: the fastest
-    assert policy(reserve=1e-9).ceiling(0.0, [one] * 8) == "max"
+    with monkeypatch.context() as patch:
+        patch.setattr(policies, "RESERVE", 1e-9)
+        assert load.ceiling(0.0, [one] * 8) == "max"
     assert load.ceiling(0.0, []) == "max"
     assert load.level == 2  # the level is not touched by that
 
@@ -123,10 +135,8 @@ def test_pace_follows_a_machine_that_slows_down_and_does_not_believe_a_hiccup() 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Policy(objective_ms=0),
-        lambda: Policy(objective_ms=math.nan),
-        lambda: Policy(objective_ms=10, margin=1.0),
-        lambda: Policy(objective_ms=10, easy=1.5),
+        lambda: ServeConfig(objective_ms=0),
+        lambda: ServeConfig(objective_ms=math.nan),
         lambda: Limits(rows=0),
         lambda: Limits(rate=-1.0),
         lambda: Limits(body_mb=math.inf),

@@ -9,13 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t3c.errors import DataError, T3CError
-from t3c.serve.protocol import (
-    DATATYPES,
-    InferResponse,
-    OutputTensor,
-    encode_response,
-    parse_request,
-)
+from t3c.serve.messages import DATATYPES, InferResponse, OutputTensor
+from t3c.serve.protocol import parse_request
+from t3c.serve.tensors import encode_response
 from t3c.spec import Budget
 
 MOST = 10_000_000

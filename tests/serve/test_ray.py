@@ -289,8 +289,8 @@ def test_what_cannot_be_served_is_one_clear_error(made: Made, tmp_path: Path) ->
 
 
 def test_a_board_keeps_later_orders_and_learns_what_it_forgot() -> None:
-    from t3c.serve.admin import BudgetBody
     from t3c.serve.board import GONE, Beat, Board, Order, Row
+    from t3c.serve.schema import BudgetBody
 
     def beat(name: str, order: Order, loads: int = 0) -> Beat:
         row = Row(

@@ -10,12 +10,15 @@ import pytest
 
 from conftest import Made
 from t3c.errors import EngineError, RefusedError, UnavailableError
+from t3c.runtime.remarks import Code
 from t3c.runtime.runtime import Runtime, load
 from t3c.runtime.signals import Pressure
-from t3c.serve.config import Policy
+from t3c.serve import policy as policies
 from t3c.serve.pace import Pace
 from t3c.serve.policy import LoadPolicy
-from t3c.serve.scheduler import Scheduler, Served
+from t3c.serve.refusals import Refused
+from t3c.serve.scheduler import Scheduler
+from t3c.serve.tickets import Served
 from t3c.spec import Budget
 
 MS = {"tiny": 4.0, "max": 80.0}  # what a call takes here, whatever its batch
@@ -31,6 +34,7 @@ def warm(made: Made) -> Runtime:
 @pytest.fixture
 def slow(warm: Runtime, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """A runtime whose calls take known times, and all that ran on it."""
+    monkeypatch.setattr(policies, "WINDOW", 0.5)
     run, top = warm.run, warm.chain.top.name
 
     def slower(profile: str, session: Any, arrays: Any) -> Any:
@@ -60,7 +64,7 @@ def driven(
     async def main() -> Any:
         names = [candidate.profile for candidate in runtime.candidates]
         pace = times(runtime, batch)
-        policy = LoadPolicy(Policy(objective, dwell=0.2, window=0.5), names, pace)
+        policy = LoadPolicy(objective, 0.2, names, pace)
         scheduler = Scheduler(runtime, pace, policy, **options)
         try:
             return await drive(scheduler)
@@ -102,7 +106,8 @@ def test_a_burst_is_answered_in_time_by_smaller_profiles(slow: Runtime, made: Ma
     assert not any(served.late for served in found)
     held = [served for served in found if served.answer.profile != slow.chain.top.name]
     assert held
-    assert all("load would take" in served.answer.reason for served in held)
+    assert {served.answer.reason.code for served in held} == {Code.HELD_BACK}
+    assert all("load would take" in str(served.answer.reason) for served in held)
 
 
 def test_a_request_keeps_its_own_cap_under_load(slow: Runtime, made: Made) -> None:
@@ -145,6 +150,7 @@ def test_more_than_can_be_in_time_is_refused_at_once_and_the_rest_is_in_time(
     assert sum(served.late for served in answered) <= 0.05 * len(answered)
     at_once = [seconds for _, seconds in refused if seconds < 0.3]
     assert len(at_once) > len(refused) / 2
+    assert Refused.BEHIND_OTHERS in {error.reason.code for error, _ in refused}
     assert all("cannot be answered within 800 ms" in str(error) for error, _ in refused)
     assert all(error.retry_seconds > 0 for error, _ in refused)
 

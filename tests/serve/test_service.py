@@ -211,21 +211,21 @@ def test_the_book_is_bounded_and_tells_of_the_last_seconds() -> None:
     book.tick()
     series = book.series()
     assert len(series) == SECONDS - 1
-    assert [row["t"] for row in series] == list(range(1190, 1309))
-    asked = next(row for row in series if row["t"] == 1298)
-    assert (asked["profile"], asked["requests"], asked["refused"]) == ("max", 4, 1)
-    assert asked["p50"] == 5.0 + 298
-    assert series[-1]["profile"] is None
+    assert [row.t for row in series] == list(range(1190, 1309))
+    asked = next(row for row in series if row.t == 1298)
+    assert (asked.profile, asked.requests, asked.refused) == ("max", 4, 1)
+    assert asked.p50 == 5.0 + 298
+    assert series[-1].profile is None
     assert book.totals["answered"] == 900
     for _ in range(10_000):
         book.answered("tiny", 1.0, late=True)
         book.event("swap", "x")
         book.drifted("tiny", [0.1] * 10)
     assert len(book.events) == EVENTS
-    assert book.latency()["requests"] <= KEPT + 60 * 3
+    assert book.latency().requests <= KEPT + 60 * 3
     seen = book.observed("tiny")
     assert seen is not None
-    assert seen["rows"] <= 512
+    assert seen.rows <= 512
     assert book.observed("max") is None
 
 

@@ -14,7 +14,7 @@ from t3c.control.knapsack import allocations
 from t3c.control.menu import Option
 from t3c.control.policy import Token
 from t3c.errors import SpecError
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 from t3c.train import policy_gradient as pg
 from t3c.train.controller import (
     Controller,
@@ -42,7 +42,7 @@ def make_terrain(
         cost = rng.uniform(0.2, 2, (3, length)).cumsum(axis=1)
         drift = (rng.uniform(0.01, 1, length) ** 3).cumsum()[::-1]
         chains[f"unit{unit}"] = [
-            Option(LayerPoint(4 * (i + 1), min(8, 4 + i // 2)), float(cost[0, i]), float(drift[i]))
+            Option(Level(4 * (i + 1), min(8, 4 + i // 2)), float(cost[0, i]), float(drift[i]))
             for i in range(length)
         ]
         taken[f"unit{unit}"] = cost
@@ -66,7 +66,7 @@ def judged(
     return objective(Course(controller, grounds, SMALL, noise, value, inputs=inputs))
 
 
-def took(terrain: Terrain, points: Mapping[str, LayerPoint]) -> np.ndarray:
+def took(terrain: Terrain, points: Mapping[str, Level]) -> np.ndarray:
     index = {u: [o.point for o in terrain.chains[u]].index(p) for u, p in points.items()}
     return np.sum([terrain.shares[u][:, i] for u, i in index.items()], axis=0)
 
@@ -144,13 +144,14 @@ def test_torch_and_numpy_agree(token: Any) -> None:
         logits = controller(*tensors, torch.from_numpy(summaries)).detach().numpy()
         wishes = controller.proposals(*tensors).detach().numpy()
         for row, (limit, summary) in enumerate(zip(limits, summaries, strict=True)):
-            found = policy.logits(Token(*limit), device, summary)
+            scores = policy.scores(Token(*limit), device, summary)
             proposed = policy.proposals(Token(*limit), device)
             for u, (unit, points) in enumerate(policy.about.units.items()):
-                expected = logits[row, u, : len(points)]
-                np.testing.assert_allclose(found[unit], expected, rtol=1e-5, atol=1e-5)
+                expected = logits[row, u, 1 : len(points)]
+                found = np.cumsum(scores[policy.about.rows[unit]])
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
                 wish = [
-                    proposed[unit].rank / points[-1].rank,
+                    proposed[unit].level / points[-1].level,
                     proposed[unit].bits / points[-1].bits,
                 ]
                 np.testing.assert_allclose(wish, wishes[row, u], atol=1e-5)
@@ -169,9 +170,10 @@ def test_training_is_never_judged_worse_and_helps_where_the_knapsack_is_blind() 
 
 
 @pytest.mark.parametrize("method", ["gumbel", "reinforce"])
-def test_a_bad_policy_learns(method: Any) -> None:
+def test_a_bad_policy_learns(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("t3c.train.controller.ENTROPY", 0.05)
     terrains = {"here": make_terrain(2, units=3)}
-    config = replace(SMALL, method=method, steps=150, learning_rate=0.03, entropy=0.05)
+    config = replace(SMALL, method=method, steps=150, learning_rate=0.03)
     start = fresh(terrains, config)
     with torch.no_grad():
         start.place -= 1.0  # takes the top whatever the budget
@@ -200,17 +202,18 @@ def test_two_runs_agree() -> None:
     assert all(torch.equal(p, q) for p, q in same)
 
 
-def test_a_reward_is_learnt() -> None:
+def test_a_reward_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one unit is worth its cost, which no drift says."""
+    monkeypatch.setattr("t3c.train.controller.ENTROPY", 0.05)
     terrain = make_terrain(5, units=3, points=3)
     worthy = max(terrain.chains, key=lambda unit: len(terrain.chains[unit]))
     calls = []
 
-    def reward(points: Mapping[str, LayerPoint]) -> float:
+    def reward(points: Mapping[str, Level]) -> float:
         calls.append(tuple(points.values()))
-        return points[worthy].rank / terrain.chains[worthy][-1].point.rank
+        return points[worthy].level / terrain.chains[worthy][-1].point.level
 
-    config = replace(SMALL, method="reinforce", steps=150, learning_rate=0.03, entropy=0.05)
+    config = replace(SMALL, method="reinforce", steps=150, learning_rate=0.03)
     start = fresh({"here": terrain}, config)
     with torch.no_grad():
         start.place += 1.0  # takes the bottom whatever the budget
@@ -266,7 +269,7 @@ def test_proposals_follow_the_decisions() -> None:
         gaps = []
         for token in tokens:
             decided, wishes = policy.points(token), policy.proposals(token)
-            gaps += [abs(wishes[u].rank - p.rank) for u, p in decided.items()]
+            gaps += [abs(wishes[u].level - p.level) for u, p in decided.items()]
         return float(np.mean(gaps))
 
     assert off(fitted) < 0.8 * off(plain)
@@ -307,7 +310,7 @@ def test_draws_follow_the_logits() -> None:
 
 def test_what_is_refused() -> None:
     terrain = make_terrain(0)
-    bad = {"hidden": 0, "knots": 1, "learning_rate": 0.0, "overrun": -1.0, "method": "evolve"}
+    bad = {"hidden": 0, "learning_rate": 0.0, "isotonic": -1.0, "method": "evolve"}
     for name, value in bad.items():
         with pytest.raises(SpecError, match=name):
             replace(SMALL, **{name: value})

@@ -116,7 +116,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "objective": Objective(certificate=0.1), "certificate": CertificateTerm("spectral"),
     },
     "augmented": {
-        "full": "trained", "augmentations": ("shift", "color_jitter", "mixup", "cutmix"),
+        "full": "trained", "augmentations": ("shift", "crop_and_flip", "mixup", "cutmix"),
         "label_smoothing": 0.1, "objective": Objective(certificate=0.1),
     },
 }  # fmt: skip

@@ -149,24 +149,6 @@ def test_where_it_is_looked_for(
     assert zoo.cifar10_folder() == Path("out/data/cifar10")
 
 
-def test_imagenet_is_made_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("T3C_DATA", str(tmp_path))
-    (tmp_path / "imagenet-sample").mkdir()
-    for index in range(4):
-        image = Image.new("RGB", (256, 256), "white")  # a frame that the crop leaves out
-        image.paste((50 * index, 0, 0), (16, 16, 128, 240))
-        image.paste((50 * index, 0, 255), (128, 16, 240, 240))
-        image.save(tmp_path / "imagenet-sample" / f"n{index:08}.jpg", quality=100, subsampling=0)
-    images = raw(zoo.imagenet_as_cifar(4))
-    assert images.shape == (4, 3, 32, 32)
-    inner = images[..., 1:-1, 1:-1]
-    assert sorted(inner[:, 0].mean(dim=(1, 2)).tolist()) == pytest.approx([0, 50, 100, 150], abs=3)
-    assert inner[:, 2, :, :14].max() < 10
-    assert inner[:, 2, :, 16:].min() > 245
-    with pytest.raises(DataError, match="there are 4 ImageNet images, 5 were asked for"):
-        zoo.imagenet_as_cifar(5)
-
-
 @pytest.fixture(scope="module")
 def net() -> nn.Module:
     """A ResNet-20 with random weights and statistics, so that no norm is the identity."""
@@ -259,11 +241,3 @@ def test_the_networks_know_the_images(depth: zoo.Depth) -> None:
             logits = model(images)
         assert (logits.argmax(1) == labels).float().mean() > least
         assert F.cross_entropy(logits, labels) < 0.6
-
-
-@pytest.mark.data
-@needs_weights
-def test_imagenet_is_strange_to_the_network() -> None:
-    with torch.inference_mode():
-        sure = zoo.resnet(20)(zoo.imagenet_as_cifar(200)).softmax(1).amax(1)
-    assert sure.mean() < 0.9

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from t3c.convert import ElasticConfig
 from t3c.errors import DataError, SpecError, T3CError
+from t3c.evidence.estimates import EstimateConfig
 from t3c.exporter import ExportConfig
 from t3c.quant.policy import RankTiedBits
 from t3c.spec import Factorization
@@ -122,7 +123,7 @@ export:
   timing: {rounds: 3, busy: true, starts: false}
   certificate:
     measures: [absolute, kl]
-    estimates: {samples: 2, path: [1.0], gains: {probes: 2}}
+    estimates: {samples: 2, path_samples: 1}
 sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
 """,
     )
@@ -140,8 +141,7 @@ sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
     assert recipe.export.controller.summary_units == ("a", "b")
     assert (recipe.export.timing.rounds, recipe.export.timing.starts) == (3, False)
     assert recipe.export.certificate.measures == ("absolute", "kl")
-    assert recipe.export.certificate.estimates.path == (1.0,)
-    assert recipe.export.certificate.estimates.gains.probes == 2
+    assert recipe.export.certificate.estimates == EstimateConfig(samples=2, path_samples=1)
     assert recipe.sweep == Sweep({"steps": [1, 2]}, (1, 2), 0.0, 2.0)
 
 
@@ -162,8 +162,8 @@ sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
             "export.timing.round", "rounds",
         ),
         (
-            "subject: digits\nexport: {certificate: {estimates: {gains: {probe: 1}}}}",
-            "export.certificate.estimates.gains.probe", "probes",
+            "subject: digits\nexport: {certificate: {estimates: {sample: 1}}}",
+            "export.certificate.estimates.sample", "samples",
         ),
         ("subject: digits\nsweep: {setting: {}}", "sweep.setting", "settings"),
         ("subject: digits\nsweep: {settings: {stepz: [1]}}", "train.stepz", "steps"),
@@ -204,7 +204,7 @@ def test_values_of_another_type_are_not_read_as_if(file: Path, line: str) -> Non
         ("train: {objective: {distill: -1}}", "train.objective: distill must be at least 0"),
         ("train: 3", "train is a mapping of settings, got 3"),
         ("train: [steps, 3]", "train is a mapping of settings"),
-        ("blocks: {mix: 2}", "blocks: mix must be in"),
+        ("blocks: {batch: 0}", "blocks: batch must be at least 1"),
         ("elastic: {bits: [8, 4]}", "elastic: bits must rise"),
         ("elastic: {convolution: svd}", "elastic: convolution must be one of tucker1, tucker2, cp"),
         ("elastic: {convolution: cpp}", "elastic.convolution should be 'none', 'svd'"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -58,34 +57,3 @@ def bias_correction(change: Tensor, mean_input: Tensor, groups: int = 1) -> Tens
         )
     taps = change.reshape(groups, out // groups, inner, -1).sum(-1)
     return (taps @ mean_input.reshape(groups, inner, 1)).flatten()
-
-
-@dataclass(eq=False)
-class ScaleAverage:
-    """A moving average of scales, unbiased from the first step; its fields are all its state."""
-
-    decay: float
-    steps: int = 0
-    total: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise SpecError(f"decay must be in [0, 1), got {self.decay:g}")
-
-    @property
-    def value(self) -> Tensor:
-        """The average, which later updates leave as it is."""
-        if self.total is None:
-            raise DataError("the average of no scales: update it first")
-        return self.total / (1 - self.decay**self.steps)
-
-    def update(self, scale: Tensor) -> Tensor:
-        """Take in `scale` and return the average."""
-        if not bool(torch.isfinite(scale).all()):
-            raise DataError(f"a scale of shape {tuple(scale.shape)} is not finite")
-        before = torch.zeros_like(scale) if self.total is None else self.total
-        if before.shape != scale.shape:
-            raise DataError(f"scales were {tuple(before.shape)}, now {tuple(scale.shape)}")
-        self.total = self.decay * before + (1 - self.decay) * scale.detach()
-        self.steps += 1
-        return self.value

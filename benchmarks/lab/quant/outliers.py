@@ -40,11 +40,6 @@ def split_bits(
     return split
 
 
-def average_bits(mask: Tensor, bits: int, extra: int) -> float:
-    """Bits per weight after `split_bits`."""
-    return bits + (_wider(bits, extra) - bits) * float(mask.double().mean())
-
-
 def _wider(bits: int, extra: int) -> int:
     if not MIN_BITS <= bits <= MAX_BITS or extra < 0:
         raise SpecError(

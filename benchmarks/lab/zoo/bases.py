@@ -15,11 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from lab.zoo.minilm import minilm_classifier
 from lab.zoo.small_vit import SmallViT
 from lab.zoo.wide_cnn import WideCnn, whiten_
 from t3c.engines.cache import default_folder
 from t3c.errors import DataError
-from t3c.zoo.text import minilm_classifier
 
 RECIPE = "recipe"  # in the metadata of a weights file: the key of the recipe that made it
 

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from t3c.artifact.manifest import Record
+from t3c.artifact.plain import Record
 from t3c.cost.proxy import LARGEST, Proxy
 from t3c.errors import CorruptError
 from t3c.measure.quiet import Conditions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,16 +44,11 @@ class Draft(Artifact):
         self.factors, self.tensors, self.topology = factors, dense, graph
         self._graph, self._checked = graph, True
         self._factors, self._dense = Held(factors), Held(dense)
-        header = _header_bytes(factors)
-        sizes = {
-            GRAPH: len(graph),
-            FACTORS: header + _total(factors),
-            DENSE: _header_bytes(dense) + _total(dense),
-        }
+        sizes = {GRAPH: len(graph), FACTORS: _file_bytes(factors), DENSE: _file_bytes(dense)}
         if tokenizer is not None:
             sizes[TOKENIZER] = len(tokenizer)
         files = {name: FileEntry(sha256=UNWRITTEN, bytes=size) for name, size in sizes.items()}
-        self.manifest = sized(manifest, files, header)
+        self.manifest = sized(manifest, files, sizes[FACTORS] - _total(factors))
 
     def ledger(self) -> Ledger | None:
         return None
@@ -62,20 +57,13 @@ class Draft(Artifact):
         return []
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(dict[str, npt.NDArray[np.generic]]):
     """Tensors in memory, read as if from a file."""
 
-    tensors: Tensors
-
-    def keys(self) -> Iterable[str]:
-        return self.tensors.keys()
-
-    def get_tensor(self, name: str) -> npt.NDArray[np.generic]:
-        return self.tensors[name]
+    get_tensor = dict.__getitem__
 
     def get_slice(self, name: str) -> HeldSlice:
-        return HeldSlice(self.tensors[name])
+        return HeldSlice(self[name])
 
 
 @dataclass(frozen=True)
@@ -125,14 +113,17 @@ def _total(tensors: Tensors) -> int:
     return sum(value.nbytes for value in tensors.values())
 
 
-def _header_bytes(tensors: Tensors) -> int:
-    """Return the bytes of a safetensors file before its data."""
-    entries, start = {}, 0
-    for name, value in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
-        kind = {"b": "BOOL", "u": "U"}.get(value.dtype.kind, value.dtype.kind.upper())
-        dtype = kind if kind == "BOOL" else f"{kind}{8 * value.itemsize}"
-        offsets = [start, start + value.nbytes]
+def _file_bytes(tensors: Tensors) -> int:
+    """Return the bytes of a safetensors file: a header, which is JSON, and the data."""
+
+    def place(item: tuple[str, npt.NDArray[np.generic]]) -> tuple[int, str, str]:
+        return -item[1].itemsize, item[1].dtype.kind, item[0]
+
+    entries, end = {}, 0
+    for name, value in sorted(tensors.items(), key=place):
+        dtype = f"{value.dtype.kind.upper()}{8 * value.itemsize}"
+        offsets = end, end + value.nbytes
         entries[name] = {"dtype": dtype, "shape": value.shape, "data_offsets": offsets}
-        start = offsets[1]
-    written = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
-    return 8 + -(-written // 8) * 8
+        end += value.nbytes
+    header = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-header // 8) * 8 + end

@@ -8,16 +8,12 @@ name; the states of a model that carries some follow its inputs, and what they b
 
 from __future__ import annotations
 
-import logging
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import torch
 from onnx import helper, numpy_helper
@@ -25,13 +21,14 @@ from torch import Tensor, nn
 
 from t3c.artifact.alike import merge_factors
 from t3c.artifact.attention import zero_after_products
-from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET, STATE, elastic_layer
+from t3c.artifact.elastic_nodes import Floats, fold_norms, make_elastic
+from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET, STATE
 from t3c.errors import ConvertError, SpecError
 from t3c.nn.inputs import Inputs, call, tensors
 from t3c.nn.parametrized import WithParameters
+from t3c.silence import silenced
 from t3c.spec import LayerSpec
 
-Floats = npt.NDArray[np.float32]
 Axes = Mapping[str, Mapping[int, str]]  # by input and axis, the name under which a size is free
 BATCH_AXIS, PAST_AXIS = (
     "batch",
@@ -82,10 +79,10 @@ def topology(model: onnx.ModelProto, specs: Mapping[str, LayerSpec]) -> Traced:
     constants = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
     names = {weight_name(layer): layer for layer in specs}
     for weight, layer in names.items():
-        _make_elastic(graph, weight, layer)
+        make_elastic(graph, weight, layer)
     merge_factors(graph, constants)
     zero_after_products(graph, constants)
-    folded = _fold_norms(graph, constants)
+    folded = fold_norms(graph, constants)
     _drop_unused(graph, constants, set(names))
     dense = {n: v.astype(np.float32) for n, v in constants.items() if v.dtype.kind == "f"}
     for name, value in dense.items():
@@ -210,7 +207,7 @@ def example_states(
 
 def _exported(model: nn.Module, args: tuple[Any, ...], shapes: tuple[Any, ...]) -> onnx.ModelProto:
     try:
-        with _quiet():
+        with silenced("torch.onnx"):
             program = torch.onnx.export(
                 model, args, dynamo=True, opset_version=OPSET, dynamic_shapes=shapes, verbose=False
             )
@@ -255,75 +252,6 @@ def _input_names(count: int) -> list[str]:
     return ["input"] if count == 1 else [f"input{index}" for index in range(count)]
 
 
-def _make_elastic(graph: onnx.GraphProto, weight: str, layer: str) -> None:
-    """Replace the nodes that use a weight by elastic nodes of its layer, one for each use.
-
-    There are none where a layer runs but the output does not depend on it, such as a pooler's.
-    """
-    users = [(node, weight) for node in graph.node if weight in node.input]
-    for turned in [node for node, _ in users if node.op_type == "Transpose"]:
-        users = [(node, name) for node, name in users if node is not turned]
-        users += [(n, turned.output[0]) for n in graph.node if turned.output[0] in n.input]
-        graph.node.remove(turned)
-    order = {id(node): index for index, node in enumerate(graph.node)}
-    users.sort(key=lambda user: order[id(user[0])])
-    for index, (node, name) in enumerate(users):
-        kind = _kind_of(node, turned=name != weight)
-        if kind is None:
-            raise ConvertError(f"layer {layer!r}: {node.op_type} cannot be made elastic")
-        inputs = [value for value in node.input if value != name]
-        label = layer if index == 0 else f"{layer}#{index + 1}"
-        node.CopyFrom(
-            helper.make_node(
-                "Elastic", inputs, list(node.output), label, domain=ELASTIC_DOMAIN, layer=layer,
-                kind=kind,
-            )
-        )  # fmt: skip
-
-
-def _kind_of(node: onnx.NodeProto, *, turned: bool) -> str | None:
-    """What a node that uses a weight, or the weight turned, computes; None for anything else."""
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    if node.op_type == "Conv" and not turned:
-        return "conv"
-    if node.op_type == "Gather" and not turned and not attributes.get("axis"):
-        return "embedding"
-    gemm = node.op_type == "Gemm" and attributes.get("transB", 0) == int(not turned)
-    if (node.op_type == "MatMul" and turned) or (gemm and not attributes.get("transA")):
-        return "linear"
-    return None
-
-
-def _fold_norms(graph: onnx.GraphProto, constants: dict[str, Floats]) -> dict[str, Floats]:
-    """Fold each batch norm that is alone behind an elastic layer into it: a factor and a bias."""
-    uses: dict[str, int] = {}
-    for node in graph.node:
-        for name in node.input:
-            uses[name] = uses.get(name, 0) + 1
-    makers = {name: node for node in graph.node for name in node.output}
-    layers = [elastic_layer(node) for node in graph.node if node.domain == ELASTIC_DOMAIN]
-    folded = {}
-    for norm in [node for node in graph.node if node.op_type == "BatchNormalization"]:
-        layer = makers.get(norm.input[0])
-        if layer is None or layer.domain != ELASTIC_DOMAIN or uses[norm.input[0]] != 1:
-            continue
-        if layers.count(elastic_layer(layer)) > 1:
-            continue  # the weight is not this norm's alone
-        gamma, beta, mean, variance = (
-            constants[name].astype(np.float64) for name in norm.input[1:5]
-        )
-        epsilon = next((a.f for a in norm.attribute if a.name == "epsilon"), 1e-5)
-        factor = gamma / np.sqrt(variance + epsilon)
-        before = constants[layer.input[1]] if len(layer.input) > 1 else 0.0
-        constants[f"{layer.name}.bias"] = (beta + (before - mean) * factor).astype(np.float32)
-        folded[layer.name] = factor.astype(np.float32)
-        del layer.input[1:]
-        layer.input.append(f"{layer.name}.bias")
-        layer.output[0] = norm.output[0]
-        graph.node.remove(norm)
-    return folded
-
-
 def _drop_unused(graph: onnx.GraphProto, constants: dict[str, Floats], weights: set[str]) -> None:
     used = {name for node in graph.node for name in node.input}
     for name in [n for n in constants if n not in used]:
@@ -341,17 +269,3 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         node.output[:] = [names.get(n, n) for n in node.output]
         node.doc_string = ""
         del node.metadata_props[:]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter's own chatter, kept from the user for the length of a block."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from pydantic import Field, model_validator
 
 from t3c.artifact.devices import forms_key
-from t3c.artifact.manifest import Record
+from t3c.artifact.plain import Record
 from t3c.artifact.shift import ShiftModel
 from t3c.errors import SpecError
 from t3c.spec import Certificate, Form

@@ -7,13 +7,14 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from onnx import NodeProto
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from t3c.artifact.plain import Record, parse, read_plain
 from t3c.artifact.upgrade import upgraded
-from t3c.errors import ArtifactError, CorruptError, SpecError
+from t3c.errors import CorruptError, SpecError
 from t3c.spec import (
     MAX_BITS,
     MIN_BITS,
@@ -21,10 +22,10 @@ from t3c.spec import (
     ImageSpec,
     LayerPoint,
     LayerSpec,
-    Menu,
     Profile,
     ProfileChain,
     TextSpec,
+    check_menu,
 )
 
 ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
@@ -36,17 +37,7 @@ PIVOTS = "aligned/"  # those of the columns that aligned layers keep, by layer a
 RANGES = "ranges/"  # and those of a profile's activation ranges
 STATE = "past_"  # what the names of a graph's states begin with
 LARGEST_SAMPLE = 2**25  # numbers of one input: what is allocated before anything is run
-LARGEST_PLAIN = 2**26  # bytes of a file that is read as a whole
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
-
-
-T = TypeVar("T", bound="Record")
-
-
-class Record(BaseModel):
-    """A JSON object of an artifact: immutable, and nothing in it that is not known."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 Shape = tuple[int | str | None, ...]  # None is the batch, a string the name of a free size
@@ -294,33 +285,6 @@ def parse_manifest(raw: bytes, path: Path) -> tuple[Manifest, str]:
     return manifest, hashlib.sha256(raw).hexdigest()
 
 
-def read_plain(path: Path) -> bytes:
-    """The bytes of a plain file of an artifact; a link could lead out of the folder."""
-    check_plain(path)
-    try:
-        if path.stat().st_size > LARGEST_PLAIN:
-            raise CorruptError(f"{path}: larger than {LARGEST_PLAIN} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def check_plain(path: Path) -> None:
-    """Refuse what is missing, a link or no file."""
-    if path.is_symlink() or not path.is_file():
-        raise CorruptError(f"{path}: missing, or not a plain file")
-
-
-def parse(kind: type[T], raw: bytes, path: Path) -> T:
-    """A record from the bytes of a file, or one clear error."""
-    try:
-        return kind.model_validate_json(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CorruptError(f"{path}: {where}: {first['msg']}") from error
-
-
 def _check(manifest: Manifest) -> None:
     """What the types alone do not say."""
     if set(manifest.files) - {TOKENIZER} != set(CONTENT):
@@ -337,7 +301,7 @@ def _check(manifest: Manifest) -> None:
         if min(sizes, default=1) < 1 or math.prod(sizes) > LARGEST_SAMPLE:
             raise SpecError(f"{name}: a sample has 1 to {LARGEST_SAMPLE} numbers, got {shape}")
     for layer in manifest.layers:
-        Menu(layer.menu)
+        check_menu(layer.menu)
         views = (layer.bits, layer.dense_bits)
         rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, *views))
         if not rising or any(not 0 < rank < layer.spec.full_rank for rank in layer.ranks):

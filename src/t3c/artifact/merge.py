@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from t3c.artifact.devices import AS_FAST, DeviceTable
-from t3c.artifact.manifest import parse, read_plain
+from t3c.artifact.plain import parse, read_plain
 from t3c.artifact.reader import Artifact
 from t3c.errors import CorruptError, SpecError
 from t3c.measure.quiet import combined

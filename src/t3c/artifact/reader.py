@@ -27,11 +27,9 @@ from t3c.artifact.manifest import (
     RANGES,
     TOKENIZER,
     LayerEntry,
-    check_plain,
     load_manifest,
-    parse,
-    read_plain,
 )
+from t3c.artifact.plain import check_plain, parse, read_plain
 from t3c.artifact.store import Floats, Tensors, read_layer, trim_layer
 from t3c.control.policy import Policy
 from t3c.control.proposed import Controlled

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PositiveFloat, model_validator
 
-from t3c.artifact.manifest import Record
+from t3c.artifact.plain import Record
 from t3c.errors import DataError, SpecError
 
 LEAST_FIT = 8  # samples that a centre and a scale can be made of
@@ -96,15 +96,12 @@ class ShiftModel(Record):
     def _arrays(self) -> tuple[Floats, Floats, Floats]:
         return np.array(self.centre), np.array(self.scale), np.array(self.whitening)
 
-    def score(self, features: npt.ArrayLike) -> Floats:
-        """How far samples (n, F) are from the calibrated centre, (n,): about 1 where usual."""
-        return self.scores(features)[0]
-
     def scores(self, features: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """Distance and level of samples (n, F), both (n,); infinite where a feature is not finite.
+        """Return distance and level of samples (n, F), both (n,); infinite if one is not finite.
 
-        The level is the mean feature in calibrated units, with its sign: a common rise or fall
-        shows in it long before it shows in the distance.
+        The distance is from the calibrated centre, about 1 where samples are usual. The level is
+        the mean feature in calibrated units, with its sign: a common rise or fall shows in it long
+        before it shows in the distance.
         """
         given = self.checked(features)
         finite = np.asarray(np.isfinite(given).all(axis=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -12,6 +12,7 @@ from torch.func import jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from t3c.nn.hooks import taking
 from t3c.nn.inputs import Inputs, batches_of, call
 from t3c.nn.layers import ElasticLayer, patches
 from t3c.nn.parametrized import WithParameters
@@ -149,8 +150,14 @@ def observe_reach(
     layers = elastic_layers(model)
     gains, sizes, output = torch.zeros(len(index)), torch.zeros(len(index)), torch.zeros(())
     samples = list(batches_of(inputs, 1))
+    modules = {name: original.get_submodule(name) for name in layers}
+
+    def squared_size(name: str, x: Tensor) -> Tensor:
+        return _squared_size(layers[name], x)
+
     for sample in samples:
-        runs, result = _run(original, layers, sample)
+        with torch.enable_grad(), taking(modules, squared_size) as runs:
+            result = call(original, sample)
         output += result.detach().norm()
         if not runs:
             continue
@@ -158,48 +165,10 @@ def observe_reach(
         offsets = [run.offset for run in runs]
         adjoints = torch.autograd.grad(result, offsets, signs, materialize_grads=True)
         for run, adjoint in zip(runs, adjoints, strict=True):
-            gains[index[run.weight]] += adjoint.square().sum()
-            sizes[index[run.weight]] += run.size
+            weight = index[layers[run.name].elastic.spec.name]
+            gains[weight] += adjoint.square().sum()
+            sizes[weight] += run.kept
     return Reach(gains / len(samples), sizes / len(samples), output / len(samples))
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One run of a layer: its weight's name, its input's squared norm, zeros added to its output.
-
-    The adjoint is taken at the zeros: an activation that works in place would change the output.
-    """
-
-    weight: str
-    size: Tensor
-    offset: Tensor
-
-
-@torch.enable_grad()
-def _run(
-    original: nn.Module, layers: Mapping[str, ElasticLayer], sample: Inputs
-) -> tuple[list[_Run], Tensor]:
-    """Every run of the layers that are elastic elsewhere, and the original's output."""
-    runs: list[_Run] = []
-
-    def hook(layer: ElasticLayer) -> Callable[..., Tensor]:
-        def note(_: nn.Module, args: Any, kwargs: dict[str, Any], out: Tensor) -> Tensor:
-            into = args[0] if args else kwargs["input"]
-            offset = torch.zeros_like(out, requires_grad=True)
-            runs.append(_Run(layer.elastic.spec.name, _squared_size(layer, into), offset))
-            return out + offset
-
-        return note
-
-    handles = [
-        original.get_submodule(name).register_forward_hook(hook(layer), with_kwargs=True)
-        for name, layer in layers.items()
-    ]
-    try:
-        return runs, call(original, sample)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()

@@ -7,11 +7,11 @@ and the adjoints of its outputs are known.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from t3c.nn.hooks import taking
 from t3c.nn.inputs import Inputs, batches_of, call, evaluating
 from t3c.nn.layers import ElasticLayer
 from t3c.nn.view import at, elastic_layers, elastic_weights
@@ -69,54 +69,34 @@ def layer_sensitivities(
     Each has probes of its own, and none is one that factors were made to suit: these drift less
     along those.
     """
-    weights = elastic_weights(model)
+    weights, layers = elastic_weights(model), elastic_layers(model)
     uses: dict[str, list[tuple[Use, ...]]] = {name: [] for name in weights}
     norms: list[float] = []
     scale, generator = 1.0, torch.Generator().manual_seed(seed)
     with evaluating(model), at(model, None), torch.enable_grad():
         for sample in batches_of(inputs, 1):
-            taken, output = _run(model, sample)
+            with taking(layers) as runs:
+                output = call(model, sample).flatten()
             norms.append(max(float(output.detach().double().norm()), 1e-12))
             probes, scale = _probes(output.numel(), generator)
-            outs = [out for _, _, out in taken]
+            offsets = [run.offset for run in runs]
             rows = [
-                torch.autograd.grad(output, outs, probe, retain_graph=True, materialize_grads=True)
+                torch.autograd.grad(
+                    output, offsets, probe, retain_graph=True, materialize_grads=True
+                )
                 for probe in probes
             ]
             mine: dict[str, list[Use]] = {name: [] for name in weights}
-            for index, (layer, into, _) in enumerate(taken):
+            for index, run in enumerate(runs):
+                layer = layers[run.name]
                 adjoints = torch.stack([row[index].flatten() for row in rows])
-                mine[layer.elastic.spec.name].append(Use(layer, into, adjoints))
+                mine[layer.elastic.spec.name].append(Use(layer, run.kept, adjoints))
             for name in weights:
                 uses[name].append(tuple(mine[name]))
     return {
         name: LayerSensitivity(weight, tuple(uses[name]), scale, tuple(norms))
         for name, weight in weights.items()
     }
-
-
-def _run(
-    model: nn.Module, sample: Inputs
-) -> tuple[list[tuple[ElasticLayer, Tensor, Tensor]], Tensor]:
-    """Every run of an elastic layer with its input, zeros on its output, and the model's, flat."""
-    taken: list[tuple[ElasticLayer, Tensor, Tensor]] = []
-
-    def hook(layer: nn.Module, args: Any, kwargs: dict[str, Any], out: Tensor) -> Tensor:
-        assert isinstance(layer, ElasticLayer)
-        into = args[0] if args else kwargs["input"]
-        # Adjoints are taken at zeros added to the output: frozen weights give it no gradient, and
-        # an activation that works in place would change it.
-        offset = torch.zeros_like(out, requires_grad=True)
-        taken.append((layer, into.detach(), offset))
-        return out + offset
-
-    layers = elastic_layers(model).values()
-    handles = [layer.register_forward_hook(hook, with_kwargs=True) for layer in layers]
-    try:
-        return taken, call(model, sample).flatten()
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _probes(outputs: int, generator: torch.Generator) -> tuple[Tensor, float]:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
 import typer
 
-from t3c.cli import artifacts, certify, compress, convert, data, demo, devices, export, serve, train
-from t3c.cli.app import app, fail
+from t3c.cli.app import app
 from t3c.errors import T3CError
 
-__all__ = [
-    "app", "artifacts", "certify", "compress", "convert", "data", "demo", "devices", "export",
-    "main", "serve", "train",
-]  # fmt: skip
+__all__ = ["app", "main"]
 
 
 def main() -> None:
     """Run the command line; bad input is one line and exit code 2."""
-    logging.getLogger("t3c").addHandler(logging.NullHandler())  # warnings are in the answers
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:
@@ -37,3 +31,10 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str) -> None:
+    """Write one line of error and exit with code 2."""
+    line = " ".join(message.split())
+    sys.stderr.write(f"error: {line}\n")
+    sys.exit(2)

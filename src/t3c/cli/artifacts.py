@@ -10,12 +10,11 @@ from rich.table import Table
 
 from t3c.artifact.reader import Artifact
 from t3c.cli import text
-from t3c.cli.app import (
+from t3c.cli.console import (
     ArtifactArg,
     EngineOpt,
     JsonOpt,
     ThreadsOpt,
-    app,
     err,
     need,
     out_console,
@@ -23,14 +22,13 @@ from t3c.cli.app import (
 )
 from t3c.errors import DataError, SpecError
 from t3c.files import write_atomic
-from t3c.report.terminal import answer_json, cell, explain_choice, print_variants, summarize
+from t3c.report.terminal import answered, cell, print_variants, summarize
 from t3c.runtime.reading import read_input
 from t3c.runtime.runtime import load
 from t3c.runtime.tokens import Tokenizer, text_inputs
 from t3c.spec import Budget
 
 
-@app.command()
 def inspect(
     artifact: ArtifactArg,
     verify: Annotated[bool, typer.Option("--verify", help="Recompute the hashes")] = False,
@@ -40,24 +38,23 @@ def inspect(
     opened = Artifact(artifact, verify=verify)
     summary = summarize(opened, verify)
     if as_json:
-        print_json(summary)
+        print_json(summary.to_json())
         return
     console = out_console
     model = opened.manifest.model
     console.print(
         f"{model.name}: {model.parameters:,} parameters, "
-        f"{len(opened.manifest.layers)} elastic layers, {summary['bytes'] / 1e6:.3f} MB on disk"
+        f"{len(opened.manifest.layers)} elastic layers, {summary.bytes / 1e6:.3f} MB on disk"
     )
-    table = Table("profile", "size MB", "mean bits", "epsilon", *summary["devices"])
-    for row in summary["profiles"]:
-        times = [cell(row["p50_ms"].get(device), ".3f") for device in summary["devices"]]
-        size, bits = f"{row['size_bytes'] / 1e6:.3f}", f"{row['mean_bits']:.1f}"
-        table.add_row(row["name"], size, bits, cell(row["epsilon"], ".4f"), *times)
+    table = Table("profile", "size MB", "mean bits", "epsilon", *summary.devices)
+    for row in summary.profiles:
+        times = [cell(row.p50_ms.get(device), ".3f") for device in summary.devices]
+        size, bits = f"{row.size_bytes / 1e6:.3f}", f"{row.mean_bits:.1f}"
+        table.add_row(row.name, size, bits, cell(row.epsilon, ".4f"), *times)
     console.print(table)
-    console.print(f"content {summary['content']}{', content hashes verified' if verify else ''}")
+    console.print(f"content {summary.content}{', content hashes verified' if verify else ''}")
 
 
-@app.command()
 def run(
     artifact: ArtifactArg,
     input: Annotated[  # noqa: A002
@@ -102,17 +99,15 @@ def run(
         given, warnings = read_input(input, model), []
     answer = runtime.answer(given, budget)
     answer = answer._replace(warnings=(*warnings, *answer.warnings))
-    payload = answer_json(runtime, answer)
-    if explain:
-        payload["explain"] = explain_choice(runtime, answer, budget)
+    shown = answered(runtime, answer, budget if explain else None)
     if as_json:
-        print_json(payload)
+        print_json(shown.to_json())
         return
-    for row in payload["answers"]:
-        top = ", ".join(f"{item['class']} ({item['probability']:.3f})" for item in row["classes"])
-        out_console.print(top or f"output of shape {row['shape']}")
-    out_console.print(f"profile {answer.profile}: {answer.reason}")
-    text.print_standing(payload, out_console, quantile)
+    for row in shown.answers:
+        top = ", ".join(f"{one.name} ({one.probability:.3f})" for one in row.classes)
+        out_console.print(top or f"output of shape {row.shape}")
+    out_console.print(f"profile {shown.profile}: {shown.reason}")
+    text.print_standing(shown, out_console, quantile)
 
 
 def _check_given(file: Path | None, prompt: str | None, option: str | None) -> None:
@@ -125,7 +120,6 @@ def _check_given(file: Path | None, prompt: str | None, option: str | None) -> N
         raise SpecError(f"--{option} goes with --prompt, not with --input")
 
 
-@app.command()
 def bench(
     artifact: ArtifactArg,
     engine: EngineOpt = "openvino",
@@ -158,14 +152,12 @@ def bench(
         rounds=rounds,
         say=lambda text: err.print(f"· {text}"),
     )
-    payload = result.model_dump(mode="json")
     if as_json:
-        print_json(payload)
+        print_json(result.model_dump(mode="json"))
     else:
-        print_variants(payload)
+        print_variants(result)
 
 
-@app.command()
 def report(
     artifact: ArtifactArg,
     measured: Annotated[

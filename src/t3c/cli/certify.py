@@ -11,12 +11,11 @@ from rich.table import Table
 from t3c.artifact.ledger import Certification
 from t3c.artifact.manifest import ModelEntry
 from t3c.artifact.reader import LEDGER, Artifact
-from t3c.cli.app import (
+from t3c.cli.console import (
     ArtifactArg,
     EngineOpt,
     JsonOpt,
     ThreadsOpt,
-    app,
     need,
     out_console,
     print_json,
@@ -29,7 +28,6 @@ from t3c.report.terminal import cell, certification_json
 from t3c.runtime.reading import read_samples
 
 
-@app.command()
 def certify(
     artifact: ArtifactArg,
     data: Annotated[Path, typer.Option(help="An .npz of samples that nothing was tuned on")],

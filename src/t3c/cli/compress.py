@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from t3c.cli.app import JsonOpt, ThreadsOpt, app, need, out_console, print_json
+from t3c.cli.console import JsonOpt, ThreadsOpt, need, out_console, print_json
 
 
-@app.command()
 def compress(
     model: Annotated[
         str, typer.Argument(help="A Hugging Face folder or hub name, or file.py:function")
@@ -47,11 +46,10 @@ def compress(
         model, data, out or Path(f"{name}.t3c"), test=test, minutes=minutes, max_drop=max_drop,
         length=length, engine=engine, threads=threads, seed=seed, fresh=fresh,
     )  # fmt: skip
-    payload = made.result.model_dump(mode="json")
     if as_json:
-        print_json(payload)
+        print_json(made.result.model_dump(mode="json"))
         return
-    print_variants(payload)
+    print_variants(made.result)
     for choice in made.choices:
         out_console.print(f"· {choice}", soft_wrap=True)
     out_console.print(str(made), soft_wrap=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 import typer
 
-from t3c.cli.app import JsonOpt, app, need, out_console, print_json, progress
+from t3c.cli.console import JsonOpt, need, out_console, print_json, progress
 from t3c.errors import SpecError
 
 
-@app.command()
 def convert(
     model: Annotated[
         str, typer.Option(help="A bundled name, a folder, a config.json or a hub name")
@@ -38,7 +38,7 @@ def convert(
     need("torch", "train")
     from t3c.compress.hugging_face import load_model
     from t3c.convert import ElasticConfig, elasticize_, plan_conversion
-    from t3c.report.conversion import plan_json, print_plan
+    from t3c.report.conversion import print_plan, summarize_plan
     from t3c.spec import Factorization
 
     config = ElasticConfig(
@@ -62,7 +62,11 @@ def convert(
 
             report = elasticize_(loaded.model, loaded.example, config, on_layer=watch)
         planned, error = report.plan, report.error
-    payload = {"model": loaded.name, "pretrained": loaded.pretrained, **plan_json(planned)}
+    payload = {
+        "model": loaded.name,
+        "pretrained": loaded.pretrained,
+        **asdict(summarize_plan(planned)),
+    }
     payload |= {"error": error, "seconds": time.perf_counter() - started}
     if as_json:
         print_json(payload)

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from t3c.cli.app import JsonOpt, app, err, need, out_console, print_json
+from t3c.cli.console import JsonOpt, err, need, out_console, print_json
 from t3c.errors import DataError
 
-data = typer.Typer(help="Fetch data sets.", no_args_is_help=True)
-app.add_typer(data, name="data")
+data = typer.Typer(
+    help="Fetch data sets.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
 @data.callback()
@@ -21,7 +22,7 @@ def about() -> None:
 
 @data.command()
 def get(
-    name: Annotated[str, typer.Argument(help="cifar10, or cifar100 with --from")],
+    name: Annotated[str, typer.Argument(help="cifar10")],
     to: Annotated[Path | None, typer.Option(help="Where to; default out/data/NAME")] = None,
     given: Annotated[
         Path | None, typer.Option("--from", help="A local copy to take it from")

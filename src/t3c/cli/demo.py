@@ -9,13 +9,12 @@ from typing import Annotated
 import typer
 
 from t3c.artifact.reader import Artifact
-from t3c.cli.app import JsonOpt, app, need, out_console, print_json, progress, watcher
 from t3c.cli.artifacts import write_report
+from t3c.cli.console import JsonOpt, need, out_console, print_json, progress, watcher
 from t3c.files import write_atomic
 from t3c.report.terminal import print_variants
 
 
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write")] = Path("out/demo"),
     as_json: JsonOpt = False,
@@ -34,7 +33,7 @@ def demo(
     if as_json:
         print_json(payload)
         return
-    print_variants(payload)
+    print_variants(done.result)
     console = out_console
     for asked in done.asked:
         bound = "not certified here"

@@ -13,36 +13,35 @@ from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, explain_forms
 from t3c.artifact.merge import merge, read_table
 from t3c.artifact.reader import DEVICES, Artifact
-from t3c.cli.app import (
+from t3c.cli.console import (
     ArtifactArg,
     EngineOpt,
     JsonOpt,
     ThreadsOpt,
-    app,
     err,
     out_console,
     print_json,
     progress,
     watcher,
 )
-from t3c.device.calibrate import CalibrationConfig, about, subject_of
+from t3c.device.calibrate import CalibrationConfig, about
 from t3c.device.calibrate import calibrate as run_calibration
+from t3c.device.execution import execution_of
 from t3c.device.journal import Journal
-from t3c.device.measured import describe
+from t3c.device.machine import describe
 from t3c.device.transfer import calibrate_quickly
 from t3c.engines import open_engine
 from t3c.errors import DataError
 from t3c.evidence.audit import ROUNDS, Audit
 from t3c.evidence.audit import audit as run_audit
 from t3c.files import locked
-from t3c.report.terminal import print_conditions, print_table, table_json
+from t3c.report.terminal import print_conditions, print_table, summarize_table
 from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import load
 
 BusyOpt = Annotated[bool, typer.Option("--busy", help="Measure although other processes run")]
 
 
-@app.command()
 def calibrate(
     artifact: ArtifactArg,
     engine: EngineOpt = "openvino",
@@ -86,16 +85,15 @@ def calibrate(
             opened.add_device(table)
             journal.finish()
         write_card(opened)
-    payload = table_json(table, str(path))
-    if forms:
-        payload["forms"] = form_rows(opened, table)
+    summary = summarize_table(table, str(path))
+    rows = form_rows(opened, table) if forms else []
     if as_json:
-        print_json(payload)
+        print_json(summary.to_json() | ({"forms": rows} if forms else {}))
         return
-    print_table(payload, out_console)
+    print_table(summary, out_console)
     if forms:
         shown = Table("profile", "layer", "rank", "bits", "form", "why")
-        for row in payload["forms"]:
+        for row in rows:
             shown.add_row(*(str(value) for value in row.values()))
         out_console.print(shown)
 
@@ -105,7 +103,7 @@ def add_tables(artifact: Artifact, paths: list[Path], as_json: bool) -> None:
     tables = [read_table(artifact, path) for path in paths]
     for table in tables:
         for profile in artifact.manifest.chain:
-            subject_of(artifact, table, profile)  # refused if it is not of these layers
+            execution_of(artifact, table, profile)  # refused if it is not of these layers
     for table in tables:
         path = artifact.path / DEVICES / f"{table.device.key}.json"
         path.parent.mkdir(exist_ok=True)
@@ -138,7 +136,6 @@ def form_rows(artifact: Artifact, table: DeviceTable) -> list[dict[str, object]]
     return rows
 
 
-@app.command()
 def audit(
     artifact: ArtifactArg,
     budgets: Annotated[int, typer.Option(min=1, help="How many budgets to draw")] = 1000,
@@ -166,7 +163,7 @@ def audit(
             tick=lambda done, total: watch("timing profiles", done, total),
         )  # fmt: skip
     if as_json:
-        print_json(found.to_json())
+        print_json(dataclasses.asdict(found))
     else:
         print_audit(found)
         if runtime.note:
@@ -197,4 +194,4 @@ def print_audit(found: Audit) -> None:
     if found.speed is not None:
         console.print(f"the machine runs at {found.speed:.2f}x its calibrated times")
     if found.conditions:
-        print_conditions(dataclasses.asdict(found.conditions), console)
+        print_conditions(found.conditions, console)

@@ -9,11 +9,10 @@ import typer
 
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
-from t3c.cli.app import ArtifactArg, JsonOpt, app, out_console, print_json
+from t3c.cli.console import ArtifactArg, JsonOpt, out_console, print_json
 from t3c.errors import SpecError
 
 
-@app.command()
 def export(
     artifact: ArtifactArg,
     profiles: Annotated[

@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from t3c.cli.app import err, print_json
-from t3c.report.terminal import answer_json, cell, explain_choice
+from t3c.cli.console import err, print_json
+from t3c.report.terminal import Told, Written, cell
+from t3c.runtime.answer import Answer
 from t3c.runtime.generating import Token, Writing
-from t3c.runtime.runtime import Answer, Runtime
+from t3c.runtime.runtime import Runtime
 from t3c.runtime.tokens import Continued, Tokenizer, prompt_ids
 from t3c.spec import Budget, TextSpec
 
@@ -41,29 +42,28 @@ def go_on(
         piece = "" if token.stopped[0] else said.add(int(token.ids[0]))
         _stream(piece, as_json)
     _stream(f"{said.rest()}\n", as_json)
-    payload = {"text": said.text, **_written_json(runtime, writing, written, ids.shape[1])}
-    if explain:
-        payload["explain"] = explain_choice(runtime, _answer(written[-1]), budget)
+    shown = _written(
+        runtime, writing, written, said.text, ids.shape[1], budget if explain else None
+    )
     if as_json:
-        print_json(payload)
+        print_json(shown.to_json())
         return
-    names = ", ".join(dict.fromkeys(payload["profiles"]))
-    err.print(f"profile {names}: {payload['reason']}")
-    first, speed = f"{payload['first_ms']:.1f}", cell(payload["tokens_per_second"], ".1f")
+    err.print(f"profile {', '.join(dict.fromkeys(shown.profiles))}: {shown.reason}")
+    first, speed = f"{shown.first_ms:.1f}", cell(shown.tokens_per_second, ".1f")
     err.print(f"{len(written)} tokens: the first after {first} ms, then {speed} a second")
-    print_standing(payload, err, budget.quantile)
+    print_standing(shown, err, budget.quantile)
 
 
-def print_standing(payload: Mapping[str, Any], console: Console, quantile: str) -> None:
-    """The guarantee, the warnings and, if it was asked for, why this profile."""
-    console.print(payload["guarantee"])
-    for warning in payload["warnings"]:
+def print_standing(shown: Told, console: Console, quantile: str) -> None:
+    """Print the guarantee, the warnings and, if it was asked for, why this profile."""
+    console.print(shown.guarantee)
+    for warning in shown.warnings:
         console.print(f"warning: {warning}")
-    if "explain" in payload:
-        keys = ("latency_ms", "with_guard_ms", "size_mb", "epsilon")
+    if shown.explain:
         table = Table("profile", f"{quantile} ms", "with guard", "size MB", "epsilon", "why")
-        for item in payload["explain"]:
-            table.add_row(item["profile"], *(cell(item[k], ".4f") for k in keys), item["why"])
+        for row in shown.explain:
+            figures = (row.latency_ms, row.with_guard_ms, row.size_mb, row.epsilon)
+            table.add_row(row.profile, *(cell(figure, ".4f") for figure in figures), row.why)
         console.print(table)
 
 
@@ -73,29 +73,22 @@ def _stream(piece: str, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-def _written_json(
-    runtime: Runtime, writing: Writing, written: list[Token], begun: int
-) -> dict[str, Any]:
+def _written(
+    runtime: Runtime,
+    writing: Writing,
+    written: list[Token],
+    text: str,
+    begun: int,
+    explain: Budget | None,
+) -> Written:
     last, first = written[-1], writing.first_seconds
     assert first is not None
-    payload = answer_json(runtime, _answer(last))
-    del payload["answers"]
+    warnings = tuple(dict.fromkeys(w for token in written for w in token.warnings))
+    answer = Answer(last.logits[:0], last.profile, last.certificate, last.reason, warnings)
     profiles = [token.profile for token in written]
-    if len(set(profiles)) > 1:
-        payload["guarantee"] = "not certified: several profiles have read the text"
-    return {
-        "ids": writing.ids[0, begun:].tolist(),
-        "prompt_tokens": begun,
-        "stopped": bool(last.stopped[0]),
-        "profiles": profiles,
-        "first_ms": 1e3 * first,
-        "tokens_per_second": writing.tokens_per_second,
-        **payload,
-        "warnings": list(dict.fromkeys(w for token in written for w in token.warnings)),
-    }
-
-
-def _answer(token: Token) -> Answer:
-    """A token as the answer it is, without its output."""
-    nothing = token.logits[:0]
-    return Answer(nothing, token.profile, token.certificate, token.reason, token.warnings)
+    mixed = {"guarantee": "not certified: several profiles have read the text"}
+    return Written.about(
+        runtime, answer, explain, text=text, ids=writing.ids[0, begun:].tolist(),
+        prompt_tokens=begun, stopped=bool(last.stopped[0]), profiles=profiles, first_ms=1e3 * first,
+        tokens_per_second=writing.tokens_per_second, **(mixed if len(set(profiles)) > 1 else {}),
+    )  # fmt: skip

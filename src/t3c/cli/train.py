@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from t3c.cli.app import JsonOpt, app, need, out_console, print_json, progress, watcher
+from t3c.cli.console import JsonOpt, need, out_console, print_json, progress, watcher
 
 
-@app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="A YAML file such as configs/digits.yaml")],
     out: Annotated[

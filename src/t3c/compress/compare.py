@@ -10,8 +10,9 @@ import onnx
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
 from t3c.compress.place import Candidate, Placed, Plain, place
-from t3c.device.calibrate import subject_of
-from t3c.device.measured import describe, example_inputs, time_sessions
+from t3c.device.execution import example_inputs, execution_of
+from t3c.device.machine import describe
+from t3c.device.measured import time_sessions
 from t3c.engines import Engine, Session
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
@@ -67,7 +68,7 @@ class Placing:
         sessions, losses = {}, {}
         for index, profile in enumerate(chain):
             self.watch("judging candidates", index, len(chain) + 1)
-            graph = subject_of(draft, table, profile).graph(draft, bits)
+            graph = execution_of(draft, table, profile).graph(draft, bits)
             sessions[profile.name] = self.engine.compile(graph)
             run = run_of(sessions[profile.name])
             losses[profile.name] = self.scorer.losses(run, expected=True)

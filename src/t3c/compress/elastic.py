@@ -18,11 +18,14 @@ from t3c.control.knapsack import allocations
 from t3c.control.menu import chain
 from t3c.control.options import layer_profile, unit_options
 from t3c.convert import ElasticConfig, Report, elasticize_, smooth_, state_of, units
-from t3c.device.measured import describe, example_inputs, time_sessions
+from t3c.device.execution import example_inputs
+from t3c.device.machine import describe
+from t3c.device.measured import time_sessions
 from t3c.engines import Engine
 from t3c.errors import ConvertError, DataError
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated, affordable
+from t3c.exporter.described import Described
 from t3c.graph.assemble import assemble
 from t3c.nn.inputs import Inputs, select
 from t3c.spec import Factorization, Form, ProfileChain
@@ -80,7 +83,7 @@ def choose_factorization(
             return Factorization.TUCKER1, None  # no kernel is worth a rank
         profile = _at_drift(trial, batches[0], ALIKE)
         traced = content.topology(trial)
-        packed = content.pack(content.Described(trial, traced, "trial"), Allocated.of(profile))
+        packed = content.pack(Described(trial, traced, "trial"), Allocated.of(profile))
         draft = content.ranged(packed, select(batches[0], slice(0, 8)))
         top = draft.manifest.chain.top
         forms = {

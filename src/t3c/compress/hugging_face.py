@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from t3c.errors import DataError, MissingExtraError
 from t3c.nn.inputs import Inputs
+from t3c.silence import silenced
 
 CONFIGS = Path(__file__).parent / "configs"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -44,7 +45,7 @@ def load_model(name_or_path: str, *, meta: bool = False, seed: int = 0, samples:
     Weights are those of the folder or the hub; where there are none, random ones of `seed`.
     """
     try:
-        import transformers
+        transformers = _library()
         from huggingface_hub.errors import StrictDataclassError
     except ImportError as missing:
         raise MissingExtraError("transformers", "train") from missing
@@ -75,6 +76,18 @@ def load_model(name_or_path: str, *, meta: bool = False, seed: int = 0, samples:
         raise DataError(_refusal(name_or_path, path, offline, trip)) from trip
     name = path.resolve().name.removesuffix(".json") if path else name_or_path
     return Loaded(name, model.eval(), example, pretrained)
+
+
+def _library() -> Any:
+    """Import transformers with what its models need.
+
+    That brings torchao where it is installed, for quantizers that nothing here uses, and torchao
+    logs which of its own kernels it cannot load.
+    """
+    with silenced("torchao", "torch.utils._pytree"):
+        import transformers
+        import transformers.modeling_utils
+    return transformers
 
 
 def _local(name_or_path: str) -> Path | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 
 from t3c.control.knapsack import Allocation, allocation
 from t3c.control.menu import Chains, Option
-from t3c.errors import BudgetError, SpecError
+from t3c.errors import SpecError
 
 
 def greedy(chains: Chains) -> list[Allocation]:
@@ -45,13 +45,6 @@ def uniform(chains: Chains) -> list[Allocation]:
         if not path or taken != path[-1]:
             path.append(taken)
     return [_allocation(chains, taken) for taken in path]
-
-
-def within(path: Sequence[Allocation], budget: float) -> Allocation:
-    """The last allocation of a nested path that costs at most `budget`, else the first."""
-    if not path or math.isnan(budget):
-        raise BudgetError(f"no allocation of {len(path)} for a budget of {budget}")
-    return next((a for a in reversed(path) if a.cost <= budget), path[0])
 
 
 def _bottom(chains: Chains) -> dict[str, int]:

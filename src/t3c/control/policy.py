@@ -86,26 +86,12 @@ class Policy:
             scores[self.about.summary_rows] += _weigh(self.summary, self._standard(summary))
         return scores
 
-    def logits(
-        self, token: Token, device: str | None = None, summary: Array | None = None
-    ) -> dict[str, Array]:
-        """Cumulative logits over the chain of each unit (J,), the first 0."""
-        scores = self.scores(token, device, summary)
-        rows = self.about.rows
-        return {u: np.concatenate([[0.0], np.cumsum(scores[r])]) for u, r in rows.items()}
-
     def indices(
-        self,
-        token: Token,
-        device: str | None = None,
-        summary: Array | None = None,
-        *,
-        noise: Mapping[str, Array] | None = None,
+        self, token: Token, device: str | None = None, summary: Array | None = None
     ) -> dict[str, int]:
-        """Where the logits of each unit peak, of equals the largest; noise (J,) is added first."""
+        """Return where the logits of each unit peak, of equals the largest."""
         scores = self.scores(token, device, summary)
-        rows = self.about.rows
-        return {unit: _peak(scores[rows[unit]], noise[unit] if noise else None) for unit in rows}
+        return {unit: _peak(scores[rows]) for unit, rows in self.about.rows.items()}
 
     def points(
         self, token: Token, device: str | None = None, summary: Array | None = None
@@ -197,7 +183,7 @@ def summarize(x: Array) -> Array:
 
 
 def nearest_profile(points: Mapping[str, Level], profiles: Sequence[Mapping[str, Level]]) -> int:
-    """Which of nested profiles is nearest, by summed shares of the top's level and bits.
+    """Return which of nested profiles is nearest, by summed shares of the top's level and bits.
 
     Of equals the largest.
     """
@@ -225,13 +211,11 @@ def nearest_profile(points: Mapping[str, Level], profiles: Sequence[Mapping[str,
     return min(reversed(range(len(profiles))), key=distance)
 
 
-def _peak(scores: Array, noise: Array | None) -> int:
+def _peak(scores: Array) -> int:
     """Where 0 and the running sums of scores (J - 1,) peak; sums are exact, of equals the last."""
-    best = 0
-    steps = scores.tolist()
-    extra = [0.0] * (len(steps) + 1) if noise is None else np.asarray(noise, float).tolist()
+    best, steps = 0, scores.tolist()
     for index in range(1, len(steps) + 1):
-        if math.fsum([*steps[best:index], extra[index], -extra[best]]) >= 0:
+        if math.fsum(steps[best:index]) >= 0:
             best = index
     return best
 

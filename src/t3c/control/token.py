@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from t3c.errors import BudgetError, SpecError
-from t3c.spec import Level, Menu
+from t3c.spec import Level, check_menu
 
 Array: TypeAlias = NDArray[Any]
 RESOURCES = ("latency", "size", "energy")
@@ -52,7 +52,7 @@ class About:
             raise SpecError("a policy needs at least one unit")
         for unit, points in self.units.items():
             try:
-                Menu(points)
+                check_menu(points)
             except SpecError as error:
                 raise SpecError(f"the chain of unit {unit!r}: {error}") from error
         if not self.devices or len(set(self.devices)) < len(self.devices):

@@ -20,6 +20,7 @@ from t3c.factor.metric import Metric, data_metric
 from t3c.factor.svd import balanced, svd_stages
 from t3c.factor.tucker import tucker1_stages, tucker2_stages
 from t3c.nn.canonical import canonicalize_, restore_
+from t3c.nn.hooks import hooked
 from t3c.nn.inputs import Inputs, check_inputs, check_like, evaluating, select, split_batch, tensors
 from t3c.nn.layers import elastic_type
 from t3c.nn.observe import observe_adjoints, observe_moments, run_example
@@ -244,15 +245,9 @@ def _elastic_output(model: nn.Module, plan: ConversionPlan, example: Inputs) -> 
     """The elastic model's output; every layer that ran before has to run now."""
     ran: set[str] = set()
     names = {name for layer in plan.layers for name in layer.modules[:1]}
-    handles = [
-        model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.add(name))
-        for name in names
-    ]
-    try:
+    watched = [(model.get_submodule(name), lambda *_, name=name: ran.add(name)) for name in names]
+    with hooked(watched):
         output = run_example(model, example)
-    finally:
-        for handle in handles:
-            handle.remove()
     for layer in plan.layers:
         if layer.spec.name not in ran:
             raise ConvertError(

@@ -7,8 +7,7 @@ computes what it did; its inputs fit a grid of 8 bits better.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from t3c.errors import DataError, SpecError
+from t3c.nn.hooks import hooked, read_by
 from t3c.nn.inputs import call, evaluating, split_batch
 from t3c.nn.view import replace_
 
@@ -130,7 +130,7 @@ def _observed(
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            x = args[0] if args else kwargs["input"]
+            x = read_by(args, kwargs)
             alive.append(x)
             rows = x.detach().reshape(-1, x.shape[-1])
             size = rows.abs().amax(dim=0)
@@ -141,7 +141,8 @@ def _observed(
 
         return hook
 
-    with torch.no_grad(), evaluating(model), _hooked(linears, watch):
+    hooks = [(module, watch(name)) for name, module in linears.items()]
+    with torch.no_grad(), evaluating(model), hooked(hooks, before=True):
         for batch in batches:
             alive.clear()
             call(model, split_batch(batch)[0])
@@ -151,16 +152,3 @@ def _observed(
     if broken:
         raise DataError(f"{broken[0]}: its inputs are not finite")
     return found
-
-
-@contextmanager
-def _hooked(linears: dict[str, nn.Linear], watch: Any) -> Iterator[None]:
-    handles = [
-        module.register_forward_pre_hook(watch(name), with_kwargs=True)
-        for name, module in linears.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -12,7 +12,6 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat
 
 from t3c.artifact.devices import (
-    AS_FAST,
     DeviceTable,
     GridRow,
     Group,
@@ -23,21 +22,16 @@ from t3c.artifact.devices import (
 )
 from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import solver
-from t3c.device.grid import grid_row, held_out, mixtures, widest_ranges, with_grid, work_of
+from t3c.device.execution import Execution, certified_forms, example_inputs, execution_of
+from t3c.device.grid import grid_row, held_out, with_grid
 from t3c.device.journal import Journal
-from t3c.device.measured import (
-    Subject,
-    Watch,
-    describe,
-    example_inputs,
-    runners,
-    time_group,
-    time_layers,
-)
+from t3c.device.machine import describe
+from t3c.device.measured import Watch, runners, time_group, time_layers
 from t3c.device.starts import time_start
+from t3c.device.timed import Timed, timed_grid, timed_profiles, with_profiles
 from t3c.engines import Engine, Session
 from t3c.engines.protocol import Array
-from t3c.errors import CorruptError, SpecError
+from t3c.errors import SpecError
 from t3c.graph.assemble import candidate_groups
 from t3c.graph.context import float_outputs
 from t3c.graph.int4 import Activations
@@ -46,14 +40,12 @@ from t3c.measure.latency import Blocks, level, paced, sample, summarize
 from t3c.measure.memory import available
 from t3c.measure.pinning import pinned
 from t3c.measure.quiet import Conditions, combined, settle, watchful
-from t3c.spec import Form, Profile
+from t3c.spec import Form
 from t3c.version import __version__
 
 SWEEPS = 3  # over the profiles, minutes apart
 BATCH = 12  # profiles of the grid compiled at the same time where free memory is not known
 COPIES, SESSION_BYTES = 4, 32 << 20  # of its weights, and besides: what a compiled profile takes
-STILL_AS_FAST = 1.1  # AS_FAST, where the intervals do not tell the two apart
-CERTIFIED = " as certified"
 # What a journal has to hold for times to be taken from it.
 Some = Annotated[list[PositiveFloat], Field(min_length=1)]
 Times = dict[str, Annotated[list[Some], Field(min_length=1)]]
@@ -98,24 +90,25 @@ def calibrate(
     holds is not either, and what is measured goes into it.
     """
     solver()  # nothing is measured that cannot be fitted
-    run = _Run(artifact, engine, config or CalibrationConfig(), journal or _journal(), watch)
+    run = _Run(artifact, engine, config or CalibrationConfig(), journal or Journal(None, {}), watch)
     settle(run.quiet)
     with pinned(engine.threads) if run.config.pin else nullcontext():
         layers = run.layers() if timings is None else tuple(timings)
         table = DeviceTable(content=artifact.content, device=run.device, layers=layers, profiles={})
         table = table.model_copy(update={"groups": run.groups(table)})
-        chain, grid = run.subjects(table)
+        chain = timed_profiles(artifact, table)
+        grid = timed_grid(artifact, table, chain, run.config.grid, run.config.seed)
         sweeps, lots = run.measure(chain, grid)
-        table = _with_profiles(table, chain, sweeps)
-        named = {p.name: subject_of(artifact, table, p) for p in artifact.manifest.chain}
-        energy, energies = run.energies(named | grid)
+        table, chosen = with_profiles(table, chain, sweeps)
+        named = {name: chain[key] for name, key in chosen.items()}
+        drawn = {key.profile: execution for key, execution in grid.items()}
+        energy, energies = run.energies(named | drawn)
 
-    def row(name: str, subject: Subject) -> GridRow:
-        kept = name if subject.forms == chain.get(name, subject).forms else name + CERTIFIED
-        p50 = summarize(lots[kept]).p50 if lots else table.profiles[name].p50
-        return grid_row(artifact, subject, p50, energies.get(name))
+    def row(key: Timed, execution: Execution) -> GridRow:
+        p50 = summarize(lots[key]).p50 if lots else table.profiles[key.profile].p50
+        return grid_row(artifact, execution, p50, energies.get(key.profile))
 
-    own = [row(name, subject) for name, subject in named.items()]
+    own = [row(key, chain[key]) for key in chosen.values()]
     table = with_grid(table, [*own, *held_out([row(*item) for item in grid.items()])])
     starts = run.starts(table) if run.config.starts else {}
     mine = {name: energies[name] for name in named if name in energies}
@@ -130,20 +123,6 @@ def about(artifact: Artifact, engine: Engine, config: CalibrationConfig) -> dict
     how = {name: value for name, value in asdict(config).items() if name != "busy"}
     device = describe(engine).model_dump()
     return {"version": __version__, "content": artifact.content, "device": device, "config": how}
-
-
-def subject_of(artifact: Artifact, table: DeviceTable, profile: Profile) -> Subject:
-    """A profile of the artifact as the table has it executed."""
-    specs = artifact.manifest.specs
-    forms = table.forms.get(profile.name) or choose_forms(table.layers, specs, profile.points)
-    possible = {name: specs[name].forms(point) for name, point in profile.points.items()}
-    if forms.keys() != possible.keys() or any(f not in possible[n] for n, f in forms.items()):
-        raise CorruptError(
-            f"the table of {table.device.title} runs profile {profile.name!r} in forms its layers "
-            "do not have: calibrate again"
-        )
-    grouped = table.grouped(profile.points, forms)
-    return Subject(profile, forms, artifact.ranges(profile.name), grouped)
 
 
 class _Run:
@@ -198,7 +177,7 @@ class _Run:
         found: dict[tuple[Group, tuple[int, ...], Form], GroupTiming] = {}
         wanted = candidate_groups(self.artifact.graph().graph, self.artifact.entries)
         profiles = list(self.artifact.manifest.chain)
-        certified = _certified_forms(self.artifact, table)
+        certified = certified_forms(self.artifact.ledger(), self.device)
         for index, profile in enumerate(profiles):
             chosen = choose_forms(table.layers, self.specs, profile.points)
             for forms, layers in product((chosen, certified.get(profile.name, chosen)), wanted):
@@ -219,59 +198,33 @@ class _Run:
             self.journal.put(key, timing.model_dump(mode="json"))
         return timing.model_copy(update={"layers": layers})
 
-    def subjects(self, table: DeviceTable) -> tuple[dict[str, Subject], dict[str, Subject]]:
-        """What is timed: the artifact's profiles, and the grid."""
-        chain: dict[str, Subject] = {}
-        certified = _certified_forms(self.artifact, table)
-        for profile in self.artifact.manifest.chain:
-            mine = subject_of(self.artifact, table, profile)
-            chain[profile.name] = mine
-            forms = certified.get(profile.name)
-            if forms is not None and forms != mine.forms:
-                grouped = table.grouped(profile.points, forms)
-                other = Subject(profile, forms, mine.ranges, grouped)
-                chain[profile.name + CERTIFIED] = other
-        ranges = widest_ranges(self.artifact)
-        grid = {}
-        # Profiles that differ in bits alone, or in ranks that run dense, are the same work.
-        seen = {work_of(self.artifact, subject).tobytes() for subject in chain.values()}
-        for profile in mixtures(self.artifact, self.config.grid, self.config.seed):
-            forms = choose_forms(table.layers, self.specs, profile.points)
-            grouped = table.grouped(profile.points, forms)
-            subject = Subject(profile, forms, ranges, grouped)
-            work = work_of(self.artifact, subject).tobytes()
-            if work not in seen:
-                seen.add(work)
-                grid[profile.name] = subject
-        return chain, grid
-
     def measure(
-        self, chain: Mapping[str, Subject], grid: Mapping[str, Subject]
-    ) -> tuple[dict[str, Blocks], dict[str, Blocks]]:
-        """Times in blocks: of the chain in sweeps, and between those of the chain and the grid.
+        self, chain: Mapping[Timed, Execution], grid: Mapping[Timed, Execution]
+    ) -> tuple[dict[Timed, Blocks], dict[Timed, Blocks]]:
+        """Time the chain in sweeps, and between those the chain and the grid; in blocks.
 
         The grid is timed all together, or in batches as large as memory allows, each beside the
         chain; a machine that is faster or slower in one of them is told by the chain.
         """
-        names = list(grid)
-        count = max(1, math.ceil(len(names) / self._room()))
-        batches = [{n: grid[n] for n in names[i::count]} for i in range(count)] if names else []
-        sweeps: dict[str, Blocks] = {}
-        lots: list[dict[str, Blocks]] = []
-        compiled: dict[str, Session] = {}
+        keys = list(grid)
+        count = max(1, math.ceil(len(keys) / self._room()))
+        batches = [{key: grid[key] for key in keys[i::count]} for i in range(count)] if keys else []
+        sweeps: dict[Timed, Blocks] = {}
+        lots: list[dict[Timed, Blocks]] = []
+        compiled: dict[Timed, Session] = {}
         for index in range(SWEEPS):
             turn = f"{index + 1} of {SWEEPS}"
             rounds = math.ceil(self.config.rounds / SWEEPS)
             times = self._task(f"profiles, sweep {turn}", chain, rounds, compiled)
-            for name, blocks in times.items():
-                sweeps.setdefault(name, []).extend(blocks)
+            for key, blocks in times.items():
+                sweeps.setdefault(key, []).extend(blocks)
             rounds = math.ceil(self.config.grid_rounds / SWEEPS)
             for number, batch in enumerate(batches):
                 title = f"grid, sweep {turn}, batch {number + 1} of {count}"
                 lots.append(self._task(title, {**chain, **batch}, rounds, compiled))
                 if count > 1:
-                    for name in batch:
-                        compiled.pop(name, None)
+                    for key in batch:
+                        compiled.pop(key, None)
         return sweeps, level(lots, list(chain))
 
     def _room(self) -> int:
@@ -283,26 +236,30 @@ class _Run:
         return max(1, int(free / 2 / (COPIES * largest + SESSION_BYTES)))
 
     def _task(
-        self, title: str, subjects: Mapping[str, Subject], rounds: int, compiled: dict[str, Session]
-    ) -> dict[str, Blocks]:
+        self,
+        title: str,
+        executions: Mapping[Timed, Execution],
+        rounds: int,
+        compiled: dict[Timed, Session],
+    ) -> dict[Timed, Blocks]:
         known: dict[str, Blocks] | None = self.journal.read(title, Times)
-        if known is not None and known.keys() == subjects.keys():
-            return known
-        for index, (name, subject) in enumerate(subjects.items()):
-            self.watch(f"{title}: compiling", index, len(subjects))
-            if name not in compiled:
-                graph = subject.graph(self.artifact, self.device.weight_bits)
-                compiled[name] = self.engine.compile(graph)
-        calls = runners({name: compiled[name] for name in subjects}, self.inputs)
+        if known is not None and known.keys() == set(map(str, executions)):
+            return {key: known[str(key)] for key in executions}
+        for index, (key, execution) in enumerate(executions.items()):
+            self.watch(f"{title}: compiling", index, len(executions))
+            if key not in compiled:
+                graph = execution.graph(self.artifact, self.device.weight_bits)
+                compiled[key] = self.engine.compile(graph)
+        calls = runners({key: compiled[key] for key in executions}, self.inputs)
         times = sample(
             calls, paced(calls, rounds), quiet=self.quiet,
             tick=lambda done, total: self.watch(f"{title}: timing", done, total),
         )  # fmt: skip
-        self.journal.put(title, times)
+        self.journal.put(title, {str(key): blocks for key, blocks in times.items()})
         self.journal.put("conditions", asdict(self.conditions()))
         return times
 
-    def energies(self, subjects: Mapping[str, Subject]) -> tuple[str, dict[str, float]]:
+    def energies(self, executions: Mapping[str, Execution]) -> tuple[str, dict[str, float]]:
         """What is read energies by, and millijoules a call; or why they are not to be had."""
         meter = find_meter()
         if isinstance(meter, Unavailable):
@@ -310,11 +267,11 @@ class _Run:
         self.watch("measuring idle power", 0, 1)
         idle = idle_watts(meter)
         found = {}
-        for index, (name, subject) in enumerate(subjects.items()):
-            self.watch(f"measuring energy: {name}", index, len(subjects))
+        for index, (name, execution) in enumerate(executions.items()):
+            self.watch(f"measuring energy: {name}", index, len(executions))
             known = self.journal.read(f"energy {name}", float)
             if known is None:
-                graph = subject.graph(self.artifact, self.device.weight_bits)
+                graph = execution.graph(self.artifact, self.device.weight_bits)
                 call = runners({name: self.engine.compile(graph)}, self.inputs)[name]
                 known = energy_per_call(meter, call, idle)
                 self.journal.put(f"energy {name}", known)
@@ -329,39 +286,8 @@ class _Run:
             self.watch(f"cold start: {profile.name}", index, len(chain))
             start = self.journal.read(f"start {profile.name}", Start)
             if start is None:
-                subject = subject_of(self.artifact, table, profile)
-                start = time_start(self.artifact, self.engine, subject, self.device.weight_bits)
+                execution = execution_of(self.artifact, table, profile)
+                start = time_start(self.artifact, self.engine, execution, self.device.weight_bits)
                 self.journal.put(f"start {profile.name}", start.model_dump(mode="json"))
             found[profile.name] = start
         return found
-
-
-def _journal() -> Journal:
-    return Journal(None, {})
-
-
-def _with_profiles(
-    table: DeviceTable, chain: Mapping[str, Subject], blocks: Mapping[str, Blocks]
-) -> DeviceTable:
-    """The table with each profile's times, in the certified forms where those are as fast."""
-    profiles, forms = {}, {}
-    for name, subject in chain.items():
-        if name.endswith(CERTIFIED):
-            continue
-        mine, chosen = summarize(blocks[name]), subject
-        if name + CERTIFIED in chain:
-            other = summarize(blocks[name + CERTIFIED])
-            overlap = other.ci95[0] <= mine.ci95[1]
-            if other.p50 <= mine.p50 * (STILL_AS_FAST if overlap else AS_FAST):
-                mine, chosen = other, chain[name + CERTIFIED]
-        profiles[name], forms[name] = mine, dict(chosen.forms)
-    return table.model_copy(update={"profiles": profiles, "forms": forms})
-
-
-def _certified_forms(artifact: Artifact, table: DeviceTable) -> dict[str, dict[str, Form]]:
-    """Forms of this engine's that certificates of the artifact are for, by profile."""
-    ledger, device = artifact.ledger(), table.device
-    for certification in ledger.on(device.engine) if ledger else ():
-        if certification.weight_bits == device.weight_bits:
-            return dict(certification.forms)
-    return {}

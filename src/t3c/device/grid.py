@@ -8,10 +8,10 @@ import numpy as np
 
 from t3c.artifact.devices import DeviceTable, GridRow
 from t3c.artifact.reader import Artifact
-from t3c.cost.proxy import FEATURES, PROXIES, Proxy, Row, features, fit_proxy, judge
-from t3c.device.measured import Subject
+from t3c.cost.proxy import FEATURES, PROXIES, Proxy, fit_proxy, judge
+from t3c.device.execution import Execution
+from t3c.device.predict import vector_of, work_of
 from t3c.graph.builder import Ranges
-from t3c.graph.context import float_outputs
 from t3c.spec import Profile
 
 HELD_OUT = 3  # every third profile of the grid is kept out of the fit
@@ -51,17 +51,11 @@ def widest_ranges(artifact: Artifact) -> Ranges:
     return widest
 
 
-def grid_row(artifact: Artifact, subject: Subject, ms: float, energy: float | None) -> GridRow:
+def grid_row(artifact: Artifact, execution: Execution, ms: float, energy: float | None) -> GridRow:
     """A measured profile, with its work counted."""
-    work = work_of(artifact, subject)
+    work = work_of(artifact, execution)
     named = {name: float(value) for name, value in zip(FEATURES, work, strict=True) if value}
     return GridRow(features=named, ms=ms, held_out=False, energy_mj=energy)
-
-
-def work_of(artifact: Artifact, subject: Subject) -> Row:
-    """The counted work of a profile as it is executed."""
-    to_float = float_outputs(artifact.graph().graph, artifact.manifest.specs)
-    return features(artifact.manifest.specs, subject.profile, subject.forms, to_float)
 
 
 def held_out(rows: Sequence[GridRow]) -> list[GridRow]:
@@ -80,11 +74,6 @@ def with_grid(table: DeviceTable, rows: Sequence[GridRow]) -> DeviceTable:
     energy = _fitted(powered, spent, FEATURES) if any(not r.held_out for r in powered) else None
     update = {"grid": tuple(rows), "proxies": proxies, "energy_proxy": energy}
     return table.model_copy(update=update)
-
-
-def vector_of(row: GridRow) -> Row:
-    """The features of a measured profile, in the order of FEATURES."""
-    return np.array([row.features.get(name, 0.0) for name in FEATURES])
 
 
 def _fitted(rows: Sequence[GridRow], measured: Sequence[float], use: Sequence[str]) -> Proxy:

@@ -11,19 +11,14 @@ from dataclasses import replace
 
 from t3c.artifact.devices import LayerTiming
 from t3c.artifact.reader import Artifact
+from t3c.device.execution import Execution, example_inputs
 from t3c.device.grid import widest_ranges
-from t3c.device.measured import (
-    Subject,
-    Watch,
-    describe,
-    example_inputs,
-    runners,
-    time_sessions,
-)
+from t3c.device.machine import describe
+from t3c.device.measured import Watch, exact, runners, time_sessions
 from t3c.engines import Engine, Session
 from t3c.measure.latency import paced
 from t3c.measure.quiet import Quiet
-from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec, Profile
+from t3c.spec import Form, Latency, LayerSpec, Profile
 
 ROUNDS = 40  # at the least: short networks are timed more often
 LOT = 8  # networks compiled at the same time, besides the whole one
@@ -62,7 +57,7 @@ def time_in_place(
             for form in t.ms
             # Weights of one geometry need not all have an aligned form.
             if form is not Form.DENSE
-            and all(form in specs[name].forms(_point(t.rank)) for name in names)
+            and all(form in specs[name].forms(exact(t.rank)) for name in names)
         ]
         runs = sum(specs[name].runs for name in names)
         found = {v: gain / runs for v, gain in places.gains(names, variants).items()}
@@ -100,10 +95,10 @@ class _Places:
         return time_sessions(together, self.inputs, rounds, quiet=self.quiet)
 
     def _compiled(self, names: Sequence[str], rank: int, form: Form) -> Session:
-        points = {**self.points, **{name: _point(rank) for name in names}}
+        points = {**self.points, **{name: exact(rank) for name in names}}
         forms = dict.fromkeys(points, Form.DENSE) | dict.fromkeys(names, form)
-        subject = Subject(Profile("in place", points), forms, self.ranges)
-        return self.engine.compile(subject.graph(self.artifact, self.bits))
+        execution = Execution(Profile("in place", points), forms, self.ranges)
+        return self.engine.compile(execution.graph(self.artifact, self.bits))
 
 
 def _falling(gains: Mapping[Variant, float]) -> dict[Variant, float]:
@@ -116,10 +111,6 @@ def _falling(gains: Mapping[Variant, float]) -> dict[Variant, float]:
         smooth = isotonic_regression([gains[v] for v in mine], increasing=False).x
         found |= dict(zip(mine, map(float, smooth), strict=True))
     return found
-
-
-def _point(rank: int) -> LayerPoint:
-    return LayerPoint(rank, MAX_BITS)
 
 
 def _dense(alone: Sequence[LayerTiming], layer: str) -> float:

@@ -25,15 +25,12 @@ class Journal:
         self.results: dict[str, Any] = {}
         if path is not None:
             self.results = self._read(path)
-            write_atomic(path, "".join(map(_line, [self.about, *self._pairs()])).encode())
+            write_atomic(path, "".join(map(_line, [self.about, *self.results.items()])).encode())
 
     @property
     def resumed(self) -> int:
         """How many results it holds."""
         return len(self.results)
-
-    def get(self, key: str) -> Any | None:
-        return self.results.get(key)
 
     def read(self, key: str, kind: Any) -> Any | None:
         """A result of a kind; None where there is none, or none of that kind."""
@@ -57,9 +54,6 @@ class Journal:
         """Forget everything: the work is done and stored elsewhere."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-
-    def _pairs(self) -> list[list[Any]]:
-        return [[key, value] for key, value in self.results.items()]
 
     def _read(self, path: Path) -> dict[str, Any]:
         if path.is_symlink() or not path.is_file():

@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import onnx
 
-from t3c.artifact.devices import Device, Group, GroupTiming, LayerTiming
-from t3c.artifact.reader import Artifact
+from t3c.artifact.devices import GroupTiming, LayerTiming
 from t3c.engines import Engine, Session
-from t3c.engines.decode import empty_states
 from t3c.engines.protocol import Array
-from t3c.graph.assemble import assemble, example_input, synthetic_group, synthetic_layer
-from t3c.graph.builder import Ranges
+from t3c.graph.assemble import example_input, synthetic_group, synthetic_layer
 from t3c.graph.int4 import Activations
-from t3c.measure.latency import interleave
-from t3c.measure.processor import cpu_fields
+from t3c.measure.latency import Name, interleave
 from t3c.measure.quiet import Quiet
-from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec, Profile
+from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec
 
 ROUNDS = 40
-DOT_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 Watch = Callable[[str, int, int], object]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A profile with all that decides how it is executed."""
-
-    profile: Profile
-    forms: Mapping[str, Form]
-    ranges: Ranges
-    grouped: Sequence[Group] = ()
-
-    def graph(self, artifact: Artifact, weight_bits: int) -> onnx.ModelProto:
-        return assemble(artifact, self.profile, self.forms, self.ranges, weight_bits, self.grouped)
-
-
-def describe(engine: Engine) -> Device:
-    """The device: this machine, the engine and its threads."""
-    return Device(
-        cpu=cpu_name(),
-        engine=engine.name,
-        engine_version=engine.version,
-        threads=engine.threads,
-        weight_bits=_exact_weight_bits(engine),
-    )
 
 
 def time_layer(
@@ -68,11 +37,11 @@ def time_layer(
     """
 
     def graph(rank: int, form: Form) -> onnx.ModelProto:
-        return synthetic_layer(spec, _point(rank), form, to_float=to_float, activations=activations)
+        return synthetic_layer(spec, exact(rank), form, to_float=to_float, activations=activations)
 
     graphs = {f"{spec.full_rank} dense": graph(spec.full_rank, Form.DENSE)}
     for rank in ranks:
-        if Form.FACTORED in spec.forms(_point(rank)):
+        if Form.FACTORED in spec.forms(exact(rank)):
             graphs[f"{rank} factored"] = graph(rank, Form.FACTORED)
         if spec.alignable(rank):
             graphs[f"{rank} aligned"] = graph(rank, Form.ALIGNED)
@@ -99,7 +68,7 @@ def time_group(
 
     Aligned layers read other channels each: there is no product of all to time.
     """
-    points = [_point(rank) for rank in ranks]
+    points = [exact(rank) for rank in ranks]
     ways = (False,) if form is Form.ALIGNED else (True, False)
     graphs = {
         str(grouped): synthetic_group(specs, points, form, grouped, activations=activations)
@@ -169,8 +138,8 @@ def time_sessions(
 
 
 def runners(
-    sessions: Mapping[str, Session], inputs: list[Array]
-) -> dict[str, Callable[[], object]]:
+    sessions: Mapping[Name, Session], inputs: list[Array]
+) -> dict[Name, Callable[[], object]]:
     """Each session as a call on the same input."""
 
     def runner(session: Session) -> Callable[[], object]:
@@ -179,40 +148,6 @@ def runners(
     return {name: runner(session) for name, session in sessions.items()}
 
 
-def example_inputs(artifact: Artifact, seed: int = 0) -> list[Array]:
-    """Inputs of the right shapes at batch 1: noise, and ones where they are whole numbers.
-
-    Free axes are as long as in the example the model was exported with. A model with states reads
-    one token, and remembers as many as the example has.
-    """
-    rng, model = np.random.default_rng(seed), artifact.manifest.model
-    inputs, remembered = [], 0
-    for entry in model.inputs:
-        shape = list(entry.example or [n if isinstance(n, int) else 1 for n in entry.shape])
-        if model.states:
-            remembered = max(remembered, *shape[1:])
-            shape = [n if isinstance(n, int) else 1 for n in entry.shape]
-        noise = rng.normal(size=shape) if entry.dtype.startswith("float") else np.ones(shape)
-        inputs.append(noise.astype(entry.dtype))
-    return [*inputs, *empty_states(model.states, 1, remembered)]
-
-
-def _point(rank: int) -> LayerPoint:
+def exact(rank: int) -> LayerPoint:
+    """Return a point of a rank at all bits."""
     return LayerPoint(rank, MAX_BITS)
-
-
-def cpu_name() -> str:
-    """The processor, with the vector instructions that decide between int8 kernels."""
-    fields = cpu_fields()
-    flags = fields.get("flags", "").split()
-    kernels = [flag for flag in ("avx2", "avx512f", *DOT_PRODUCTS) if flag in flags]
-    return " ".join([fields.get("model name", platform.machine()), *kernels])
-
-
-def _exact_weight_bits(engine: Engine) -> int:
-    """8, but for x86 without dot-product instructions 7: its int8 kernels add u8 x s8 products in
-    pairs in 16 bits, which 255 x 127 x 2 overflows and 255 x 64 x 2 does not."""
-    flags = cpu_fields().get("flags", "").split()
-    if engine.name == "torch" or "avx2" not in flags:
-        return 8
-    return 8 if any(flag in flags for flag in DOT_PRODUCTS) else 7

@@ -14,7 +14,7 @@ import onnx
 
 from t3c.artifact.devices import Start
 from t3c.artifact.reader import Artifact
-from t3c.device.measured import Subject, example_inputs
+from t3c.device.execution import Execution, example_inputs
 from t3c.engines import Engine, open_engine
 from t3c.graph.assemble import assemble
 from t3c.measure.memory import peak_live, peak_rss, reset_peak, rss
@@ -23,18 +23,18 @@ from t3c.spec import Form
 SECONDS = 600
 
 
-def time_start(artifact: Artifact, engine: Engine, subject: Subject, weight_bits: int) -> Start:
+def time_start(artifact: Artifact, engine: Engine, execution: Execution, weight_bits: int) -> Start:
     """The cold start of a profile, by a child process that has imported what it needs."""
     task = {
         "artifact": str(artifact.path.resolve()),
         "engine": engine.name,
         "threads": engine.threads,
-        "profile": subject.profile.name,
-        "forms": {name: str(form) for name, form in subject.forms.items()},
-        "grouped": [list(group) for group in subject.grouped],
+        "profile": execution.profile.name,
+        "forms": {name: str(form) for name, form in execution.forms.items()},
+        "grouped": [list(group) for group in execution.grouped],
         "weight_bits": weight_bits,
     }
-    held = activation_bytes(subject.graph(artifact, weight_bits))
+    held = activation_bytes(execution.graph(artifact, weight_bits))
     command = [sys.executable, "-m", "t3c.device.starts"]
     try:
         done = subprocess.run(

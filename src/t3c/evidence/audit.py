@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from t3c.device.measured import example_inputs, runners
+from t3c.device.execution import example_inputs
+from t3c.device.measured import runners
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, SpecError
 from t3c.measure.latency import interleave, paced
@@ -50,9 +50,6 @@ class Audit:
     def ok(self) -> bool:
         """Whether the promise held that does not depend on the machine's mood."""
         return self.monotone_violations == 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def audit(

@@ -92,9 +92,6 @@ class Result(Frozen):
     monotone: Monotone
     artifact: str
 
-    def variant(self, name: str) -> Variant:
-        return next(v for v in self.variants if v.name == name)
-
 
 @dataclass(frozen=True)
 class Data:
@@ -137,17 +134,17 @@ def bench(
             baseline = INT8[name](engine.read(raw), data.calibration, transformer=transformer)
             sessions[name] = engine.compile_read(baseline.model)
             sizes[name], methods[name] = baseline.size_bytes, baseline.method
-    for profile in runtime.chain:
-        name = f"t3c-{profile.name}"
-        sessions[name] = runtime.session(profile.name)
-        sizes[name] = runtime.artifact.manifest.size_bytes(profile.name)
+    profiles = {f"t3c-{profile.name}": profile.name for profile in runtime.chain}
+    for name, profile in profiles.items():
+        sessions[name] = runtime.session(profile)
+        sizes[name] = runtime.artifact.manifest.size_bytes(profile)
         methods[name] = "a profile of the artifact"
     count = len(data.test[0])
     say(f"answering {count} test samples with {len(sessions)} variants")
     losses, drifts = _scored(sessions, data)
     say(f"timing {len(sessions)} variants in turns")
     times = time_sessions(sessions, [value[:1] for value in data.test], rounds)
-    wanted = [n for n in sessions if n.startswith("t3c-") or n in against]
+    wanted = [n for n in sessions if n in profiles or n in against]
     variants = tuple(
         Variant.model_validate(
             {
@@ -155,8 +152,9 @@ def bench(
                 str(data.judge.metric): data.judge.value(losses[name]),
                 "below_full_ci95": paired_interval(losses[name], losses["full"]),
                 "latency_ms": times[name], "size_bytes": sizes[name],
-                "params": _params(runtime, name), "flops": _flops(runtime, name),
-                "drift": _drift(runtime, name, drifts[name]),
+                "params": _params(runtime, profiles.get(name)),
+                "flops": _flops(runtime, profiles.get(name)),
+                "drift": _drift(runtime, profiles.get(name), drifts[name]),
             }
         )
         for name in wanted
@@ -219,9 +217,9 @@ def _scored(
     return whole, {name: np.concatenate(parts) for name, parts in drifts.items()}
 
 
-def _drift(runtime: Runtime, name: str, drifts: Array) -> Drift:
-    certificate = runtime.certificates.get(name.removeprefix("t3c-"))
-    if certificate is None or not name.startswith("t3c-"):
+def _drift(runtime: Runtime, profile: str | None, drifts: Array) -> Drift:
+    certificate = None if profile is None else runtime.certificates.get(profile)
+    if certificate is None:
         return Drift(mean=float(drifts.mean()))
     return Drift(
         mean=float(drifts.mean()),
@@ -233,22 +231,21 @@ def _drift(runtime: Runtime, name: str, drifts: Array) -> Drift:
     )
 
 
-def _executed(runtime: Runtime, name: str) -> tuple[Profile, dict[str, Form]]:
-    """What a variant executes; baselines that keep the layers as they are, all dense."""
-    if name.startswith("t3c-"):
-        profile = runtime.chain[name.removeprefix("t3c-")]
-        return profile, runtime.forms[profile.name]
+def _executed(runtime: Runtime, name: str | None) -> tuple[Profile, dict[str, Form]]:
+    """Return what a profile executes; without one, baselines, which keep all layers dense."""
+    if name is not None:
+        return runtime.chain[name], runtime.forms[name]
     specs = runtime.artifact.manifest.specs
     points = {n: LayerPoint(s.full_rank, MAX_BITS) for n, s in specs.items()}
-    return Profile(name, points), dict.fromkeys(specs, Form.DENSE)
+    return Profile("full", points), dict.fromkeys(specs, Form.DENSE)
 
 
-def _flops(runtime: Runtime, name: str) -> int:
+def _flops(runtime: Runtime, name: str | None) -> int:
     profile, forms = _executed(runtime, name)
     return profile_work(runtime.artifact.manifest.specs, profile, forms).flops
 
 
-def _params(runtime: Runtime, name: str) -> int:
+def _params(runtime: Runtime, name: str | None) -> int:
     """Weights stored to run it: elastic layers as their point needs, others as they are."""
     profile, _ = _executed(runtime, name)
     specs = runtime.artifact.manifest.specs

@@ -21,7 +21,7 @@ from t3c.certify.risk import certified_within, risk_bounds
 from t3c.certify.slices import refuse_overlap, sample_keys, slice_table
 from t3c.errors import SpecError
 from t3c.evidence.drifts import Drifts, Reference, Samples, Watch, measure_drifts
-from t3c.evidence.estimates import Estimate, EstimateConfig, estimate
+from t3c.evidence.estimates import GAINS, PATH, Estimate, EstimateConfig, estimate
 from t3c.evidence.original import Original
 from t3c.evidence.program import Executed, Program, executed
 from t3c.evidence.shift import shift_models
@@ -200,7 +200,7 @@ class _Evidence:
         self.worst: dict[str, list[WorstCase]] = {}
 
         def at(name: str, dtype: torch.dtype) -> Executed:
-            return executed(artifact, original, runtime.subjects[name], bits, dtype)
+            return executed(artifact, original, runtime.executions[name], bits, dtype)
 
         names = [profile.name for profile in runtime.chain]
         profiles = {name: at(name, torch.float32) for name in names}
@@ -323,10 +323,10 @@ def _monitors(
 def _settings(config: CertifyConfig, samples: int) -> Settings:
     made = config.estimates
     return Settings(
-        gain_samples=min(made.samples, samples), probes=made.gains.probes, steps=made.gains.steps,
-        path=made.path, path_samples=min(made.path_samples, samples),
+        gain_samples=min(made.samples, samples), probes=GAINS.probes, steps=GAINS.steps,
+        path=PATH, path_samples=min(made.path_samples, samples),
         worst_samples=min(config.worst_samples, samples),
-        seed=made.gains.seed,
+        seed=GAINS.seed,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,30 +20,24 @@ from t3c.spec import Kind, LayerSpec
 
 MEMORY = 2 * 2**30  # bytes that adjoints may take
 QUANTILE = 0.99
+GAINS = GainConfig()
+PATH, PATH_GAINS = (0.5, 1.0), GainConfig(probes=4, steps=1)  # shares of the way to a profile
 
 
 @dataclass(frozen=True)
 class EstimateConfig:
     """How much the estimates may take.
 
-    `samples` are those gains and first order are averaged over; `path` are the shares of the way to
-    a profile at which gains are taken again, on `path_samples` of them, with a shorter iteration.
-    `largest` makes `spectral` of the largest activations, not their RMS: what the paper falls back
-    to under shift.
+    `samples` are those gains and first order are averaged over; on `path_samples` of them gains are
+    taken again on the way to a profile.
     """
 
     samples: int = 16
-    gains: GainConfig = field(default_factory=GainConfig)
-    path: tuple[float, ...] = (0.5, 1.0)
     path_samples: int = 2
-    path_gains: GainConfig = field(default_factory=lambda: GainConfig(probes=4, steps=1))
-    largest: bool = False
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.path_samples < 0:
             raise SpecError(f"estimates need samples, got {self.samples}")
-        if any(not 0 < share <= 1 for share in self.path):
-            raise SpecError(f"shares of the way are over 0 and up to 1, got {self.path}")
 
 
 @dataclass
@@ -98,22 +92,22 @@ def estimate(
     """The estimates of every profile at the given samples."""
     config = config or EstimateConfig()
     inputs = [value[: config.samples] for value in inputs]
-    gathered = {name: _Gathered(program.specs, config.largest) for name in profiles}
+    gathered = {name: _Gathered(program.specs) for name in profiles}
     any_profile = next(iter(profiles.values()))
     at_once = None if batched(program, any_profile, inputs) else 1
-    parts = _parts(program, inputs, config.gains, at_once)
+    parts = _parts(program, inputs, GAINS, at_once)
     for index, part in enumerate(parts):
         tick("gains at the original", index, len(parts))
-        at = linearize(program, any_profile, part, 0.0, config.gains)
+        at = linearize(program, any_profile, part, 0.0, GAINS)
         for name, executed in profiles.items():
             gathered[name].add(program, executed, part, at)
     for count, (name, executed) in enumerate(profiles.items()):
         few = [value[: config.path_samples] for value in inputs]
-        path = _parts(program, few, config.path_gains, at_once) if config.path_samples else []
+        path = _parts(program, few, PATH_GAINS, at_once) if config.path_samples else []
         for part in path:
-            for share in config.path:
+            for share in PATH:
                 tick(f"gains on the way to {name}", count, len(profiles))
-                gathered[name].widen(linearize(program, executed, part, share, config.path_gains))
+                gathered[name].widen(linearize(program, executed, part, share, PATH_GAINS))
         tick(f"residuals of {name}", count, len(profiles))
         gathered[name].residuals = residuals_of(program, executed)
     return {name: found.estimate() for name, found in gathered.items()}
@@ -122,8 +116,7 @@ def estimate(
 class _Gathered:
     """What accumulates of one profile. Embeddings read ids, whose size is no activation."""
 
-    def __init__(self, specs: Mapping[str, LayerSpec], cautious: bool) -> None:
-        self.cautious = cautious
+    def __init__(self, specs: Mapping[str, LayerSpec]) -> None:
         self.layers = {name: LayerStatistics([], [], Activations()) for name in specs}
         self.wider_gain = dict.fromkeys(specs, 0.0)
         self.wider_rms = dict.fromkeys(specs, 0.0)
@@ -170,8 +163,7 @@ class _Gathered:
             largest[name] = float(sizes.max())
             seen = layer.activations
             p99[name] = seen.quantile(QUANTILE) if seen.count else 0.0
-            size = max(largest[name], rms[name]) if self.cautious else rms[name]
-            terms[name] = gains[name] * self.residuals[name] * size / scale
+            terms[name] = gains[name] * self.residuals[name] * rms[name] / scale
             pointwise += np.array(layer.gains) * self.residuals[name] * sizes / norms
             parts[name] = float(np.sqrt(np.mean(self.energies[name])))
         return Estimate(

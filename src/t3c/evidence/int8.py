@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import openvino as ov
 
-from t3c.device.measured import DOT_PRODUCTS, cpu_name
+from t3c.device.machine import DOT_PRODUCTS, cpu_name
 from t3c.engines.protocol import Array
 from t3c.errors import MissingExtraError
+from t3c.silence import silenced
 
 Activations = Literal["int8", "float"]
 
@@ -108,7 +108,8 @@ def saturates() -> bool:
 def nncf_library() -> Any:
     """Import NNCF with its log at errors only."""
     try:
-        import nncf
+        with silenced():
+            import nncf
     except ImportError as missing:
         raise MissingExtraError("nncf", "bench") from missing
     logging.getLogger("nncf").setLevel(logging.ERROR)  # importing it sets its own level
@@ -118,6 +119,5 @@ def nncf_library() -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence progress bars and warnings of the libraries called within."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
+    with silenced(), contextlib.redirect_stdout(io.StringIO()):
         yield

@@ -12,7 +12,8 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from t3c.artifact.graph import Axes, Floats, original_onnx, topology, weight_name
+from t3c.artifact.elastic_nodes import Floats
+from t3c.artifact.graph import Axes, original_onnx, topology, weight_name
 from t3c.artifact.reader import Artifact
 from t3c.convert import state_of
 from t3c.errors import ConvertError, DataError

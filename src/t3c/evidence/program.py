@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_kind, elastic_layer
 from t3c.artifact.reader import Artifact
-from t3c.device.measured import Subject
+from t3c.device.execution import Execution
 from t3c.engines.decode import empty_states
 from t3c.engines.torch_operations import OPERATIONS
 from t3c.evidence.original import Original
@@ -194,24 +194,28 @@ class Program:
 
 
 def executed(
-    artifact: Artifact, original: Original, subject: Subject, weight_bits: int, dtype: torch.dtype
+    artifact: Artifact,
+    original: Original,
+    deployed: Execution,
+    weight_bits: int,
+    dtype: torch.dtype,
 ) -> Executed:
     """A profile as a device executes it, beside the original, in one precision."""
 
     def real(array: Any) -> Tensor:
         return torch.from_numpy(np.asarray(array, dtype=np.float64)).to(dtype)
 
-    grids = {name: _grid(*limits) for name, limits in subject.ranges.items()}
-    uses: dict[str, list[str]] = {name: [] for name in subject.profile.points}
+    grids = {name: _grid(*limits) for name, limits in deployed.ranges.items()}
+    uses: dict[str, list[str]] = {name: [] for name in deployed.profile.points}
     for node in artifact.graph().graph.node:
         if node.domain == ELASTIC_DOMAIN:
             uses[elastic_layer(node)].append(node.name)
     layers, mine = {}, artifact.dense()
-    for name, point in subject.profile.points.items():
+    for name, point in deployed.profile.points.items():
         stored = artifact.stages(name, point)
         spec = artifact.entries[name].spec
         bits = MAX_BITS if artifact.weight_only else weight_bits
-        run = execution(mine, spec, stored, subject.forms[name], bits)
+        run = execution(mine, spec, stored, deployed.forms[name], bits)
         ends = () if artifact.weight_only else run.inner
         inner = {use: tuple(grids[f"{use}/{end}"] for end in ends) for use in uses[name]}
         stages = tuple(real(weight) for weight in run.weights)

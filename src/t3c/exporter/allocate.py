@@ -27,13 +27,13 @@ from t3c.control.policy import Policy, summarize
 from t3c.control.profiles import spread
 from t3c.control.proposed import Controlled
 from t3c.control.snap import Snap, Snapped, hold, snap
+from t3c.control.templates import template_wishes
 from t3c.control.token import Token
 from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
 from t3c.errors import SpecError
-from t3c.exporter.proposals import template_wishes
 from t3c.nn.inputs import Inputs, select, tensors
-from t3c.spec import LayerPoint, Level, Menu, Profile, ProfileChain
+from t3c.spec import LayerPoint, Level, Profile, ProfileChain
 from t3c.train.controller import train_controller
 from t3c.train.policy_net import ControllerConfig
 from t3c.train.terrain import Terrain
@@ -43,6 +43,9 @@ Proposals = Literal["knapsack", "template", "greedy", "uniform", "controller"]
 PROPOSALS: tuple[str, ...] = get_args(Proposals)
 DEVICE = "measured"
 BUDGETS = 400  # levels that a controller is asked for the allocations between
+
+
+Menus = dict[str, tuple[LayerPoint, ...]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Allocated:
     by unit.
     """
 
-    menus: Mapping[str, Menu[LayerPoint]]
+    menus: Menus
     profiles: ProfileChain
     drifts: Mapping[str, float]
     notes: tuple[Snap, ...] = ()
@@ -80,10 +83,7 @@ class Allocated:
     @classmethod
     def of(cls, chain: ProfileChain) -> Allocated:
         """Profiles that are given: menus of what they take, and nothing known of their drift."""
-        menus = {
-            name: Menu(tuple(dict.fromkeys(profile.points[name] for profile in chain)))
-            for name in chain.top.points
-        }
+        menus = _menus([profile.points for profile in chain])
         return cls(menus, chain, {profile.name: 0.0 for profile in chain})
 
     def renamed(self, names: Mapping[str, str]) -> Allocated:
@@ -132,11 +132,14 @@ def allocate(
         terrain = Terrain(chains, chain_shares(shared, chains, shares))
         policy = trained_policy(terrain, shared, samples, sensitivities, wanted.controller)
     snapped = propose(shared, chains, wanted, policy)
+    menus: Menus = {}
+    for name, options in chains.items():
+        menus |= _menus([shared[name].layer_points(option.point) for option in options])
     # Proposals that snap to the same levels are one.
-    different = {tuple(sorted(a.points.items(), key=_name)): a for a in snapped.allocations}
+    different = {frozenset(a.points.items()): a for a in snapped.allocations}
     named = {f"candidate{i + 1}": a for i, a in enumerate(different.values())}
     return Allocated(
-        _menus(shared, chains),
+        menus,
         ProfileChain(tuple(layer_profile(shared, a.points, name) for name, a in named.items())),
         {name: a.drift for name, a in named.items()},
         snapped.notes,
@@ -209,7 +212,7 @@ def propose(
     """Return a level of each unit, for budgets from the smallest to the largest."""
     if wanted.proposals == "template":
         wishes = template_wishes(list(shared.values()), wanted.count)
-        return snap(wishes, chains, tolerance=wanted.layer_drift)
+        return snap(wishes, chains, wanted.layer_drift)
     if policy is not None:
         path = decided(policy, chains, continuous=wanted.controller.proposals)
     else:
@@ -251,15 +254,6 @@ def _controlled(
     return Controlled(policy, {name: a.points for name, a in named.items()}, taken)
 
 
-def _name(item: tuple[str, Level]) -> str:
-    return item[0]
-
-
-def _menus(shared: Mapping[str, Unit], chains: Chains) -> dict[str, Menu[LayerPoint]]:
-    """Return the points of each layer along its unit's chain."""
-    menus: dict[str, Menu[LayerPoint]] = {}
-    for name, options in chains.items():
-        along = [shared[name].layer_points(option.point) for option in options]
-        for layer in along[0]:
-            menus[layer] = Menu(tuple(dict.fromkeys(points[layer] for points in along)))
-    return menus
+def _menus(along: Sequence[Mapping[str, LayerPoint]]) -> Menus:
+    """Return the points that each layer takes along a chain, each once."""
+    return {n: tuple(dict.fromkeys(points[n] for points in along)) for n in along[0]}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from onnx import GraphProto, TensorShapeProto, ValueInfoProto, helper
+from onnx import GraphProto
 from torch import nn
 
 from t3c.artifact.draft import Draft, drafted
-from t3c.artifact.graph import BATCH_AXIS, Axes, Traced, trace
+from t3c.artifact.graph import Axes, Traced, trace
 from t3c.artifact.manifest import (
     CONTROLLER,
     ELASTIC_DOMAIN,
@@ -23,10 +22,7 @@ from t3c.artifact.manifest import (
     KernelEntry,
     LayerEntry,
     Manifest,
-    ModelEntry,
     NumericsEntry,
-    StateEntry,
-    TensorEntry,
     UnitEntry,
     elastic_layer,
     layer_entry,
@@ -44,13 +40,14 @@ from t3c.engines.torch_operations import OPERATIONS
 from t3c.errors import ConvertError
 from t3c.evidence.original import refuse_batch_statistics
 from t3c.exporter.allocate import Allocated
+from t3c.exporter.described import Described
 from t3c.graph.aligning import align_layer, from_reduced, kept_columns
 from t3c.graph.assemble import assemble, quantized_inputs, summed_inputs
 from t3c.nn.inputs import Inputs, batches_of, tensors
 from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.quant.straight_through import row_scale, view_scale
-from t3c.spec import Form, ImageSpec, LayerPoint, Level, Profile, TextSpec
+from t3c.spec import Form, LayerPoint, Level, Profile
 from t3c.version import __version__
 
 BATCH = 64
@@ -66,24 +63,9 @@ def topology(model: nn.Module, axes: Axes | None = None) -> Traced:
     if missing:
         raise ConvertError(
             f"the model uses {', '.join(missing)}, which the torch reference engine does not have: "
-            "add it to OPERATIONS in t3c/runtime/engines/torch_operations.py"
+            "add it to OPERATIONS in t3c/engines/torch_operations.py"
         )
     return traced
-
-
-@dataclass(frozen=True)
-class Described:
-    """A model, and all that its artifact says of it whatever its profiles are."""
-
-    model: nn.Module
-    traced: Traced
-    name: str
-    seed: int = 0
-    image: ImageSpec | None = None
-    classes: tuple[str, ...] | None = None
-    text: TextSpec | None = None
-    tokenizer: bytes | None = None
-    weight_only: bool = False
 
 
 def pack(described: Described, allocated: Allocated) -> Draft:
@@ -96,9 +78,8 @@ def pack(described: Described, allocated: Allocated) -> Draft:
         codes = _pack(entry, weight, traced)
         if not described.weight_only:
             points = [profile.points[name] for profile in allocated.profiles]
-            entry, pivots = align_layer(
-                codes, entry, points, partial(_float_weight, weight, traced)
-            )
+            unrounded = partial(_float_weight, weight, traced)
+            entry, pivots = align_layer(codes, entry, points, unrounded)
             dense |= pivots
         entries.append(entry)
         factors |= codes
@@ -108,7 +89,7 @@ def pack(described: Described, allocated: Allocated) -> Draft:
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         t3c_version=__version__,
-        model=_model_entry(described),
+        model=described.entry,
         layers=(),
         profiles=(),
         seeds={"export": described.seed},
@@ -141,23 +122,6 @@ def write(folder: Path, packed: Draft, allocated: Allocated, samples: Inputs) ->
     """Write as much of what was packed as these profiles need, with ranges from the samples."""
     write_content(folder, ranged(narrowed(packed, allocated), samples))
     return Artifact(folder)
-
-
-def _model_entry(described: Described) -> ModelEntry:
-    """Return what the manifest says of the model; which tensors have ranges, profiles tell."""
-    state, traced = state_of(described.model), described.traced
-    example = tensors(state.example)
-    return ModelEntry(
-        name=described.name,
-        parameters=sum(p.numel() for p in state.original.parameters()),
-        inputs=_input_entries(traced, example),
-        outputs=(_tensor_entry(traced.model.graph.output[0]),),
-        states=_state_entries(traced, len(example)),
-        quantized=(),
-        classes=described.classes,
-        image=described.image,
-        text=described.text,
-    )
 
 
 def _with_profiles(
@@ -264,9 +228,8 @@ def _entry(layer: ElasticWeight, allocated: Allocated, traced: Traced) -> LayerE
     """A layer with what the profiles use of it."""
     name = layer.spec.name
     points = [profile.points[name] for profile in allocated.profiles]
-    menu = allocated.menus[name].points
     spec = layer.spec.per_token if traced.stateful else layer.spec
-    return layer_entry(spec, menu, points, folded_norm=name in traced.folded)
+    return layer_entry(spec, allocated.menus[name], points, folded_norm=name in traced.folded)
 
 
 @torch.no_grad()
@@ -314,45 +277,3 @@ def _quantized_tensors(graph: GraphProto, entries: tuple[LayerEntry, ...]) -> tu
         names += [f"{node.name}/stage{index}" for index in range(inner)]
         names += [f"{node.name}/aligned"] if entry.spec.aligned else []
     return tuple(dict.fromkeys(names))
-
-
-def _input_entries(traced: Traced, example: Sequence[torch.Tensor]) -> tuple[TensorEntry, ...]:
-    """The inputs; of those with free axes also the sizes they have in the example."""
-    entries = []
-    for value, given in zip(traced.model.graph.input, example, strict=False):
-        entry = _tensor_entry(value)
-        if any(isinstance(size, str) for size in entry.shape):
-            entry = entry.model_copy(update={"example": (1, *given.shape[1:])})
-        entries.append(entry)
-    return tuple(entries)
-
-
-def _state_entries(traced: Traced, inputs: int) -> tuple[StateEntry, ...]:
-    """What comes after the inputs and the output: states, and what they become."""
-    graph = traced.model.graph
-    found = []
-    for value, becomes in zip(list(graph.input)[inputs:], list(graph.output)[1:], strict=False):
-        entry = _tensor_entry(value)
-        found.append(
-            StateEntry.model_validate(
-                {"input": entry.name, "output": becomes.name, "dtype": entry.dtype,
-                 "shape": entry.shape}
-            )
-        )  # fmt: skip
-    return tuple(found)
-
-
-def _tensor_entry(value: ValueInfoProto) -> TensorEntry:
-    kind = value.type.tensor_type
-    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-    return TensorEntry(
-        name=value.name, dtype=dtype.name, shape=tuple(_size(d) for d in kind.shape.dim)
-    )
-
-
-def _size(dim: TensorShapeProto.Dimension) -> int | str | None:
-    """A size, the name of a free one, or None for the batch and what is not known."""
-    if dim.HasField("dim_value"):
-        return int(dim.dim_value)
-    named = dim.dim_param != BATCH_AXIS and dim.dim_param.isidentifier()
-    return str(dim.dim_param) if named else None

@@ -15,8 +15,8 @@ from t3c.artifact.card import write_card
 from t3c.artifact.devices import DeviceTable, LayerTiming
 from t3c.artifact.draft import Draft
 from t3c.artifact.folder import staged
-from t3c.artifact.graph import Axes, Traced
-from t3c.artifact.ledger import Certification, Ledger, ParityEntry
+from t3c.artifact.graph import Axes
+from t3c.artifact.ledger import Ledger, ParityEntry
 from t3c.artifact.reader import Artifact
 from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
@@ -27,13 +27,14 @@ from t3c.convert import state_of
 from t3c.device.calibrate import calibrate
 from t3c.device.measured import Watch
 from t3c.engines import Engine, open_engine
-from t3c.errors import ConvertError, DataError, EngineError, SpecError
+from t3c.errors import ConvertError, DataError, EngineError
 from t3c.evidence.certify import Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
 from t3c.evidence.original import beside, to_original
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated, Wanted, allocate
 from t3c.exporter.config import ExportConfig
+from t3c.exporter.described import Described
 from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
 from t3c.exporter.timing import Timed, time_traced
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
@@ -106,33 +107,27 @@ def export(
     own for ranges and allocation: all of `calibration` then makes certificates. `place` chooses
     among the measured candidates in place of the rule by time and size.
     """
-    config = config or ExportConfig()
-    state, path = state_of(model), Path(path)
+    config, path = config or ExportConfig(), Path(path)
+    parts = split(_checked(calibration, model), config, ranges)
     engine = open_engine(config.engine, config.threads)
-    samples = gather(calibration)
-    check_finite(samples, "the calibration data")
-    check_like(samples, state.example, "the calibration data")
-    parts = split(samples, config, ranges)
-    names = None if classes is None else tuple(classes)
     kept, own = (None, None) if tokenizer is None else read_tokenizer(tokenizer)
     with evaluating(model), staged(path) as folder:
         say("tracing the model")
         free = {"axes": axes} if axes else {}
-        traced = content.topology(model, **free)
-        _check_described(traced, image, names)
+        described = Described(
+            model, content.topology(model, **free), name or path.stem, config.seed, image,
+            None if classes is None else tuple(classes), text or own, kept,
+        )  # fmt: skip
         if timed is None:
             say(f"timing layer points on {engine.name}, {engine.threads} threads")
-            timed = time_traced(model, traced, engine, config, watch)
+            timed = time_traced(model, described.traced, engine, config, watch)
         bench = Bench(engine, timed.layers, config, watch)
         say(f"layers take {timed.activations} activations")
         say("allocating ranks and bits")
-        plans, wanted = state.plan.layers, _wanted(config)
+        plans, wanted = state_of(model).plan.layers, _wanted(config)
         candidates = allocate(model, parts.quantizer, plans, timed.layers, wanted)
         say("packing weights")
-        described = content.Described(
-            model, traced, name or path.stem, config.seed, image, names, text or own, kept,
-            weight_only=timed.activations == "float",
-        )  # fmt: skip
+        described = replace(described, weight_only=timed.activations == "float")
         packed = content.pack(described, candidates)
         say(f"timing {len(candidates.profiles)} candidate profiles")
         few = select(parts.quantizer, slice(0, RANGE_SAMPLES))
@@ -143,17 +138,12 @@ def export(
             table = bench.calibrated(draft, quick=True)
             chosen, pruned = candidates.renamed(place(draft, table)), ()
         shipped = _shipped(folder, model, packed, chosen, parts.quantizer, bench, say)
-        del packed
-        artifact = shipped.runtime.artifact
         say(f"certifying on {len(tensors(parts.scores)[0])} samples")
-        slices = Slices(arrays(parts.scaling), arrays(parts.scores))
-        certified = _certified(model, shipped.runtime, slices, config, watch, free)
-        ledger = artifact.add_certification(certified)
-        write_card(artifact)
-    chosen = shipped.allocated
+        ledger = _certified(model, shipped.runtime, parts, config, watch, free)
+        write_card(shipped.runtime.artifact)
     return Exported(
-        path, chosen.profiles, shipped.table, ledger, shipped.parity, (*pruned, *shipped.failed),
-        chosen.notes, chosen.dropped,
+        path, shipped.allocated.profiles, shipped.table, ledger, shipped.parity,
+        (*pruned, *shipped.failed), shipped.allocated.notes, shipped.allocated.dropped,
     )  # fmt: skip
 
 
@@ -210,12 +200,11 @@ def _shipped(
         parity = engine_parity(runtime, checked, stored)
         if all(row.ok for row in parity):
             break
-        chosen = _without_failed(chosen, parity)
-        failed += [
-            Pruned(row.profile, PruneCode.INEXACT, detail=row.reason)
-            for row in parity
-            if not row.ok
-        ]
+        bad = [row for row in parity if not row.ok]
+        if len(bad) == len(parity):
+            raise EngineError(f"no profile is as torch has it on {bad[0].engine}: {bad[0].reason}")
+        chosen = chosen.renamed({row.profile: row.profile for row in parity if row.ok})
+        failed += [Pruned(row.profile, PruneCode.INEXACT, detail=row.reason) for row in bad]
     for other in other_engines(runtime):
         say(f"checking each profile on {other.engine.name}")
         parity += engine_parity(other, select(checked, slice(0, OTHER_SAMPLES)), stored)
@@ -223,35 +212,29 @@ def _shipped(
     return Shipped(runtime, chosen, table, tuple(parity), tuple(failed))
 
 
-def _without_failed(chosen: Allocated, parity: Sequence[ParityEntry]) -> Allocated:
-    """Return the profiles that the engine computes as torch does."""
-    kept = [row.profile for row in parity if row.ok]
-    if not kept:
-        row = next(row for row in parity if not row.ok)
-        raise EngineError(f"no profile is as torch has it on {row.engine}: {row.reason}")
-    return chosen.renamed({name: name for name in kept})
-
-
 def _certified(
     model: nn.Module,
     runtime: Runtime,
-    slices: Slices,
+    parts: Parts,
     config: ExportConfig,
     watch: Watch,
     free: Mapping[str, Axes],
-) -> Certification:
-    """Certificates from the original the model remembers."""
-    certificate = config.certificate
+) -> Ledger:
+    """Add certificates from the original that the model remembers, and return the ledger."""
+    artifact, state = runtime.artifact, state_of(model)
+    original, missing = None, ""
     try:
-        original = beside(runtime.artifact, to_original(model, **free))
+        original = beside(artifact, to_original(model, **free))
     except (DataError, ConvertError) as differs:
-        frozen = state_of(model).original
-        return certify(
-            runtime, model_reference(frozen, state_of(model).example), None, slices,
-            certificate, missing=str(differs), watch=watch,
-        )  # fmt: skip
-    reference = program_reference(runtime.artifact, original)
-    return certify(runtime, reference, original, slices, certificate, watch=watch)
+        missing = str(differs)
+    if original is None:
+        reference = model_reference(state.original, state.example)
+    else:
+        reference = program_reference(artifact, original)
+    slices = Slices(arrays(parts.scaling), arrays(parts.scores))
+    how = config.certificate
+    certified = certify(runtime, reference, original, slices, how, missing=missing, watch=watch)
+    return artifact.add_certification(certified)
 
 
 def choose(
@@ -292,6 +275,15 @@ def _wanted(config: ExportConfig) -> Wanted:
     )  # fmt: skip
 
 
+def _checked(calibration: Iterable[Any], model: nn.Module) -> Inputs:
+    """Return the calibration data as one batch of inputs that the model can take."""
+    example, what = state_of(model).example, "the calibration data"
+    samples = gather(calibration)
+    check_finite(samples, what)
+    check_like(samples, example, what)
+    return samples
+
+
 def split(samples: Inputs, config: ExportConfig, ranges: Inputs | None = None) -> Parts:
     """A sixth for the quantizers, a sixth to scale the certificates, the rest to score them.
 
@@ -311,21 +303,3 @@ def split(samples: Inputs, config: ExportConfig, ranges: Inputs | None = None) -
     indices = split_unique(sample_keys(arrays(samples)), shares, config.seed)
     found = [select(samples, torch.from_numpy(part)) for part in indices]
     return Parts(*found) if ranges is None else Parts(ranges, *found)
-
-
-def _check_described(
-    traced: Traced, image: ImageSpec | None, classes: tuple[str, ...] | None
-) -> None:
-    """Whether what the user says of inputs and outputs fits the model."""
-    graph = traced.model.graph
-    into, out = (
-        [d.dim_value for d in v.type.tensor_type.shape.dim]
-        for v in (graph.input[0], graph.output[0])
-    )
-    if classes is not None and len(classes) != out[-1]:
-        raise SpecError(f"{len(classes)} classes for an output of shape {tuple(out[1:])}")
-    if image is not None and into[1:] != [len(image.mean), image.height, image.width]:
-        raise SpecError(
-            f"pictures of {len(image.mean)}x{image.height}x{image.width} for an input of shape "
-            f"{tuple(into[1:])}"
-        )

@@ -17,6 +17,7 @@ from t3c.engines import Engine, open_engine
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.config import ExportConfig
+from t3c.exporter.described import Described
 from t3c.graph.context import float_outputs
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import evaluating
@@ -94,5 +95,5 @@ def _every_rank(model: nn.Module, traced: Traced, *, weight_only: bool) -> Draft
             for level in range(most)
         )
     )
-    described = content.Described(model, traced, "levels", weight_only=weight_only)
+    described = Described(model, traced, "levels", weight_only=weight_only)
     return content.ranged(content.pack(described, Allocated.of(chain)), state.example)

@@ -71,12 +71,6 @@ def gauge(rest: Floats, kept: Indices) -> Floats:
     return whole
 
 
-def aligned_weight(aligned: Aligned) -> Floats:
-    """The weight (m, n) that an aligned form stands for."""
-    weight: Floats = aligned.expand @ gauge(aligned.rest, aligned.kept)
-    return weight
-
-
 def _pivots(rows: Floats) -> Indices:
     """The k columns that column-pivoted QR of `rows` (k, n) takes first."""
     k = len(rows)

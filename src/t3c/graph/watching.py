@@ -42,16 +42,6 @@ def monitored_tensors(
     return [ordered[index] for index in picked]
 
 
-def exposed(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """A copy of an engine graph whose last outputs are these float tensors, before rounding."""
-    copy = _copied(model, tensors)
-    for index, name in enumerate(tensors):
-        output = f"{WATCHED}/tensor{index}"
-        copy.graph.node.append(helper.make_node("Identity", [name], [output], output))
-        copy.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
-    return copy
-
-
 def watched(
     model: onnx.ModelProto, tensors: Sequence[str], thresholds: Mapping[str, float]
 ) -> onnx.ModelProto:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ LOT_SECONDS = 5.0  # that times of a lot of short calls are taken over
 
 Floats = NDArray[np.float64]
 Blocks = list[list[float]]
+Name = TypeVar("Name")
 
 
 def quantiles(
@@ -90,7 +91,7 @@ def _middle_ranks(count: int, rng: np.random.Generator) -> tuple[Floats, Floats]
 
 
 def paced(
-    candidates: Mapping[str, Callable[[], object]],
+    candidates: Mapping[Name, Callable[[], object]],
     rounds: int,
     *,
     seconds: float = LOT_SECONDS,
@@ -109,13 +110,13 @@ def paced(
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], object]],
+    candidates: Mapping[Name, Callable[[], object]],
     rounds: int,
     *,
     quiet: Quiet | None = None,
     tick: Callable[[int, int], object] = lambda done, rounds: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Latency]:
+) -> dict[Name, Latency]:
     """The latency of each candidate, timed in turns as by `sample`."""
     sampled = sample(candidates, rounds, quiet=quiet, tick=tick, clock=clock)
     return {name: summarize(blocks) for name, blocks in sampled.items()}
@@ -127,7 +128,7 @@ def summarize(blocks: Blocks) -> Latency:
     return quantiles([ms for block in blocks for ms in block], blocks=labels)
 
 
-def level(lots: Sequence[Mapping[str, Blocks]], common: Sequence[str]) -> dict[str, Blocks]:
+def level(lots: Sequence[Mapping[Name, Blocks]], common: Sequence[Name]) -> dict[Name, Blocks]:
     """Lots measured at different times as one, brought to one speed of the machine.
 
     The candidates in `common` are in every lot: how long they took in one, over what they took in
@@ -137,7 +138,7 @@ def level(lots: Sequence[Mapping[str, Blocks]], common: Sequence[str]) -> dict[s
         return {}
     medians = [{n: float(np.median(np.concatenate(lot[n]))) for n in common} for lot in lots]
     whole = {n: float(np.median([median[n] for median in medians])) for n in common}
-    found: dict[str, Blocks] = {}
+    found: dict[Name, Blocks] = {}
     for lot, median in zip(lots, medians, strict=True):
         speed = float(np.median([median[n] / whole[n] for n in common]))
         for name, blocks in lot.items():
@@ -147,13 +148,13 @@ def level(lots: Sequence[Mapping[str, Blocks]], common: Sequence[str]) -> dict[s
 
 
 def sample(
-    candidates: Mapping[str, Callable[[], object]],
+    candidates: Mapping[Name, Callable[[], object]],
     rounds: int,
     *,
     quiet: Quiet | None = None,
     tick: Callable[[int, int], object] = lambda done, rounds: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Blocks]:
+) -> dict[Name, Blocks]:
     """Milliseconds of each candidate, once a round, in an order drawn anew each round.
 
     A disturbance then falls on all of them alike, and none always runs in the wake of another. A
@@ -162,13 +163,13 @@ def sample(
     """
     for call in candidates.values():
         warm_up(call, clock=clock)
-    kept: list[dict[str, list[float]]] = []
+    kept: list[dict[Name, list[float]]] = []
     order = list(candidates)
     rng = np.random.default_rng(0)
     done = repeated = 0
     while done < rounds:
         start = quiet.read() if quiet else None
-        block: dict[str, list[float]] = {name: [] for name in candidates}
+        block: dict[Name, list[float]] = {name: [] for name in candidates}
         begin, taken = clock(), 0
         while not _complete(clock() - begin, taken, done, rounds):
             rng.shuffle(order)

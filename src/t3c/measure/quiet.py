@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ LEAST_SECONDS = 0.1
 LEAST_SAMPLES = 5
 PAUSE_SECONDS = 0.2
 LOOKS = 3
+Name = TypeVar("Name")
 WAY_OUT = "stop what else runs, or measure anyway with --busy"
 
 
@@ -179,8 +181,8 @@ def settle(quiet: Quiet, seconds: float = 0.5) -> None:
 
 
 def slowdown(
-    block: Mapping[str, Sequence[float]],
-    earlier: Sequence[Mapping[str, Sequence[float]]],
+    block: Mapping[Name, Sequence[float]],
+    earlier: Sequence[Mapping[Name, Sequence[float]]],
 ) -> float | None:
     """How many times slower the candidates of a block ran than in earlier blocks, in the median.
 

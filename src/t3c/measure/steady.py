@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 FALLING = 0.9
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """How a warm-up went: its first (cold) call, the calls it took, whether they became steady."""
-
-    first_ms: float
-    calls: int
-    steady: bool
 
 
 def warm_up(
@@ -28,10 +18,11 @@ def warm_up(
     most: int = 200,
     seconds: float = 3.0,
     clock: Callable[[], float] = time.perf_counter,
-) -> WarmUp:
-    """Call until two windows of calls in a row take the same time, `most` calls or `seconds`.
+) -> bool:
+    """Call until two windows of calls in a row take the same time, and return True.
 
-    Two windows are always taken, unless the calls are so slow that `seconds` hold only a few.
+    After `most` calls or `seconds` return False. Two windows are always taken, unless the calls are
+    so slow that `seconds` hold only a few.
     """
     times: list[float] = []
     begin = clock()
@@ -41,12 +32,12 @@ def warm_up(
         end = clock()
         times.append(end - start)
         if len(times) % window == 0 and _steady(times, window, tolerance):
-            return WarmUp(times[0] * 1e3, len(times), True)
+            return True
         # A slow first call says nothing about the next: it may have compiled or loaded.
         slow = len(times) > 1 and times[-1] > seconds / 4
         over = end - begin >= seconds and (slow or len(times) >= 2 * window)
         if over or len(times) >= most:
-            return WarmUp(times[0] * 1e3, len(times), False)
+            return False
 
 
 def _steady(times: Sequence[float], window: int, tolerance: float) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from t3c.errors import ConvertError
+from t3c.nn.hooks import hooked, read_by, taking
 from t3c.nn.inputs import Inputs, batches_of, call, check_finite, evaluating, tensors
 from t3c.nn.layers import channels_last, elastic_type, output_rows, patches
 from t3c.spec import Factorization, Kind, LayerSpec
@@ -102,7 +102,7 @@ def observe(model: nn.Module, example: Inputs) -> Observed:
 
     def watch(name: str, kind: Kind) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
-            into = args[0] if args else kwargs["input"]
+            into = read_by(args, kwargs)
             token.outputs.add(token.of(out))
             if kind in (Kind.CONV1D, Kind.CONV2D):
                 axes = 1 if kind is Kind.CONV1D else 2
@@ -117,17 +117,10 @@ def observe(model: nn.Module, example: Inputs) -> Observed:
 
         return hook
 
-    hooks = []
-    for name, module in model.named_modules():
-        elastic = elastic_type(module)
-        if elastic is not None:
-            hooks.append(module.register_forward_hook(watch(name, elastic.kind), with_kwargs=True))
-    try:
-        with evaluating(model), _AttentionEvents(seen, token):
-            run_example(model, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    kinds = {name: elastic_type(module) for name, module in model.named_modules()}
+    hooks = [(model.get_submodule(n), watch(n, of.kind)) for n, of in kinds.items() if of]
+    with hooked(hooks), evaluating(model), _AttentionEvents(seen, token):
+        run_example(model, example)
     return seen
 
 
@@ -158,7 +151,7 @@ def observe_moments(
 
     def watch(spec: LayerSpec) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            x = args[0] if args else kwargs["input"]
+            x = read_by(args, kwargs)
             rows_of = patches if spec.factorization is Factorization.SVD else channels_last
             parts = torch.split(x, 1) if spec.convolution else (x,)  # patches are large
             for part in parts:
@@ -171,7 +164,8 @@ def observe_moments(
         return hook
 
     seen = False
-    with torch.no_grad(), _hooked(model, {n: watch(spec) for n, spec in layers.items()}):
+    hooks = [(model.get_submodule(name), watch(spec)) for name, spec in layers.items()]
+    with torch.no_grad(), hooked(hooks, before=True):
         for inputs in batches:
             check_finite(inputs, "the calibration data")
             call(model, inputs)
@@ -192,22 +186,12 @@ def observe_adjoints(
     """
     sums: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(seed)
-    taken: list[tuple[LayerSpec, Tensor]] = []
-
-    def watch(spec: LayerSpec) -> Any:
-        def hook(_: nn.Module, args: Any, out: Tensor) -> Tensor:
-            # At zeros that are added: frozen weights give the output itself no gradient.
-            offset = torch.zeros_like(out, requires_grad=True)
-            taken.append((spec, offset))
-            return out + offset
-
-        return hook
-
-    hooks = {name: watch(spec) for name, spec in layers.items()}
-    with evaluating(model), torch.enable_grad(), _hooked(model, hooks, "forward_hook"):
+    modules = {name: model.get_submodule(name) for name in layers}
+    nothing = torch.empty(0)  # inputs would take memory
+    with evaluating(model), torch.enable_grad(), taking(modules, lambda *_: nothing) as runs:
         for inputs in batches:
             for few in batches_of(inputs, ADJOINT_BATCH):
-                taken.clear()
+                runs.clear()
                 output = call(model, few)
                 if not output.requires_grad:
                     return {}
@@ -215,28 +199,14 @@ def observe_adjoints(
                 signs = torch.randint(0, 2, flat.shape, generator=generator) * 2.0 - 1.0
                 probe = signs.to(flat) / flat.detach().norm(dim=1, keepdim=True).clamp_min(1e-12)
                 found = torch.autograd.grad(
-                    flat, [offset for _, offset in taken], probe, materialize_grads=True
+                    flat, [run.offset for run in runs], probe, materialize_grads=True
                 )
-                for (spec, _), adjoint in zip(taken, found, strict=True):
+                for run, adjoint in zip(runs, found, strict=True):
+                    spec = layers[run.name]
                     rows = output_rows(spec, adjoint)
                     moment, before = (rows.T @ rows).double(), sums.get(spec.name)
                     sums[spec.name] = moment if before is None else before.add_(moment)
     return {n: m / m.diagonal().mean().clamp_min(1e-300) for n, m in sums.items()}
-
-
-@contextmanager
-def _hooked(
-    model: nn.Module, hooks: Mapping[str, Any], kind: str = "forward_pre_hook"
-) -> Iterator[None]:
-    options = {"with_kwargs": True} if kind == "forward_pre_hook" else {}
-    handles = [
-        getattr(model.get_submodule(n), f"register_{kind}")(h, **options) for n, h in hooks.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Tokens:

@@ -30,11 +30,6 @@ class RankTiedBits:
             raise SpecError(f"rank must be at least 1, got {rank}")
         return math.floor(min(max(self.a * math.log(rank) + self.b, MIN_BITS), self.highest))
 
-    def factor_bits(self, rank: int) -> tuple[int, ...]:
-        """The bits of each factor: its offset is added after `highest`, as in the paper."""
-        shared = self.bits(rank)
-        return tuple(min(max(shared + offset, MIN_BITS), MAX_BITS) for offset in self.offsets)
-
     def allowed(self, rank: int, choices: tuple[int, ...]) -> int:
         """The largest choice within the bits of `rank`, or the smallest if none is."""
         if not choices:

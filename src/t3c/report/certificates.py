@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from t3c.artifact.ledger import Certification
 from t3c.report.chart import Axis, Point, Series
@@ -16,48 +16,45 @@ FIGURES = (
     ("spectral", "spectral (estimate)", "plain", "diamond"),
     ("worst_case", "worst case (bound)", "other", "circle"),
 )
-Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """A profile's mean drift as it was seen, and the figures of its certificate."""
+
+    profile: str
+    mean: float
+    first_order: float | None
+    spectral: float | None
+    epsilon: float | None = None
+    worst_case: float | None = None
 
 
 def certificate_picture(found: Certification) -> str:
     """Mean drift of each profile against each of its figures, on logarithmic axes."""
     rows = [
-        {
-            "profile": c.profile, "mean": c.mean, "epsilon": c.epsilon,
-            "first_order": c.first_order, "spectral": c.spectral, "worst_case": c.worst_case,
-        }
+        FigureRow(c.profile, c.mean, c.first_order, c.spectral, c.epsilon, c.worst_case)
         for c in found.entries
-    ]  # fmt: skip
-    chart = _chart(f"{found.engine}, {found.entries[0].samples} samples", rows, labelled=True)
+    ]
+    chart = figures_chart(
+        f"{found.engine}, {found.entries[0].samples} samples", rows, labelled=True
+    )
     return panels("Mean drift against each figure of its certificate", [chart], columns=1)
 
 
-def figures_picture(rows: Sequence[Row], study: Sequence[Row]) -> str:
-    """A panel a model: its profiles' figures, with first order of many more profiles."""
-    charts = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        mine = [row for row in rows if row["model"] == model]
-        more = [
-            {**dict.fromkeys(("epsilon", "worst_case")), "profile": "", "mean": row["drift"],
-             "first_order": row["first_order"], "spectral": row["spectral"]}
-            for row in study
-            if row["model"] == model and row["profile"] not in {r["profile"] for r in mine}
-        ]  # fmt: skip
-        charts.append(_chart(f"{model} ({len(mine) + len(more)} profiles)", [*mine, *more]))
-    return panels("Mean drift against each figure of its certificate", charts)
-
-
-def _chart(
-    name: str, rows: Sequence[Row], labelled: bool = False
+def figures_chart(
+    name: str, rows: Sequence[FigureRow], labelled: bool = False
 ) -> tuple[str, Axis, Axis, list[Series]]:
+    """Return one chart of rows: its name, its axes and a series a figure."""
     series = []
     for key, title, style, shape in FIGURES:
+        figures = [(row, getattr(row, key)) for row in rows]
         points = [
             Point(
-                _log(r[key]), _log(r["mean"]), r["profile"] if labelled and key == "epsilon" else ""
+                _log(figure), _log(row.mean), row.profile if labelled and key == "epsilon" else ""
             )
-            for r in rows
-            if r[key] is not None
+            for row, figure in figures
+            if figure is not None
         ]
         if points:
             series.append(Series(title, style, points, shape=shape))

@@ -1,9 +1,8 @@
-"""A conversion plan, as JSON and as a table."""
+"""A conversion plan, as plain values and as a table."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -11,18 +10,58 @@ from rich.table import Column, Table
 from t3c.convert import ConversionPlan, LayerPlan, Params
 
 
-def plan_json(plan: ConversionPlan) -> dict[str, Any]:
+@dataclass(frozen=True)
+class LayerRow:
+    """What one layer may take; `reason` is why it is elastic in bits alone."""
+
+    name: str
+    modules: list[str]
+    role: str
+    factorization: str
+    shape: list[int]
+    runs: int
+    ranks: list[int]
+    bits: list[int]
+    block: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class SkippedRow:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LayerParams(Params):
+    """Parameters of linear layers and convolutions, and the shares of them that are elastic."""
+
+    elastic: float
+    rank_elastic_share: float
+
+
+@dataclass(frozen=True)
+class PlanSummary:
     """Every layer with what it may take, everything left alone with its reason, and the counts."""
-    return {
-        "layers": [_layer(layer) for layer in plan.layers],
-        "skipped": [{"name": name, "reason": reason} for name, reason in plan.skipped],
-        "params": asdict(plan.params),
-        "layer_params": asdict(plan.layer_params) | _shares(plan.layer_params),
-    }
+
+    layers: list[LayerRow]
+    skipped: list[SkippedRow]
+    params: Params
+    layer_params: LayerParams
+
+
+def summarize_plan(plan: ConversionPlan) -> PlanSummary:
+    """Return a plan as plain values."""
+    return PlanSummary(
+        [_layer(layer) for layer in plan.layers],
+        [SkippedRow(name, reason) for name, reason in plan.skipped],
+        plan.params,
+        LayerParams(**vars(plan.layer_params) | _shares(plan.layer_params)),
+    )
 
 
 def print_plan(console: Console, plan: ConversionPlan) -> None:
-    """The plan as a table, what is left alone, and the counts."""
+    """Print the plan as a table, what is left alone, and the counts."""
     names = ("kind", "shape", "stored as", "ranks", "budget shared in, or why bits only")
     table = Table(Column("layer", overflow="fold"), *names)
     for layer in plan.layers:
@@ -47,19 +86,13 @@ def print_plan(console: Console, plan: ConversionPlan) -> None:
         )
 
 
-def _layer(layer: LayerPlan) -> dict[str, Any]:
-    return {
-        "name": layer.spec.name,
-        "modules": list(layer.modules),
-        "role": str(layer.role),
-        "factorization": str(layer.spec.factorization),
-        "shape": list(layer.spec.dense_shape),
-        "runs": layer.spec.runs,
-        "ranks": list(layer.ranks),
-        "bits": list(layer.bits),
-        "block": layer.block or None,
-        "reason": layer.reason or None,
-    }
+def _layer(layer: LayerPlan) -> LayerRow:
+    spec = layer.spec
+    return LayerRow(
+        spec.name, list(layer.modules), str(layer.role), str(spec.factorization),
+        list(spec.dense_shape), spec.runs, list(layer.ranks), list(layer.bits),
+        layer.block or None, layer.reason or None,
+    )  # fmt: skip
 
 
 def _shares(params: Params) -> dict[str, float]:

@@ -6,11 +6,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate, Choice, cap_warnings
 from t3c.runtime.signals import Asked
 from t3c.spec import Budget
-
-HELD_BACK = "held back from"  # what the reasons of smaller profiles begin with
 
 
 def held_back(
@@ -27,7 +26,7 @@ def held_back(
     at = names.index(choice.profile)
     wished = [(at - asked.steps, asked.reasons[0])] if asked.steps else []
     wished += [(names.index(name), why) for name, why in asked.ceilings if name in names]
-    most, reason = min(wished, default=(at, ""))
+    most, cause = min(wished, default=(at, ""))
     if most >= at:
         return choice
     fit = [
@@ -40,7 +39,7 @@ def held_back(
         return choice
     below = [i for i in fit if i <= most]
     taken = candidates[max(below) if below else min(fit)]
-    reason = f"{HELD_BACK} {choice.profile}: {reason}"
+    reason = Remark(Code.HELD_BACK, choice.profile, causes=(cause,))
     return Choice(taken.profile, reason, cap_warnings(taken, budget))
 
 
@@ -65,17 +64,14 @@ def made_safer(
     if budget.limited:
         safe = [c for i, c in enumerate(safe) if _least(c, safe[i + 1 :])]
     taken = safe[0] if safe else within[-1]
-    reason = f"activations have moved: safer than {choice.profile}"
+    reason = Remark(Code.SAFER, choice.profile)
     moved = Choice(taken.profile, reason, cap_warnings(taken, budget))
     return moved if safe else flagged(moved)
 
 
 def flagged(choice: Choice) -> Choice:
-    """The same, with the warning that certificates do not speak for it."""
-    warning = (
-        f"activations have moved, and no larger profile than {choice.profile} fits the request: "
-        "its certificate may not hold"
-    )
+    """Return the same choice, with the warning that its certificate may not hold."""
+    warning = Remark(Code.UNTRUSTED, choice.profile)
     return replace(choice, warnings=(*choice.warnings, warning), flagged=True)
 
 

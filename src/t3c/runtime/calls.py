@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from t3c.engines.protocol import Array
 from t3c.errors import SpecError
+from t3c.runtime.answer import Answer
 from t3c.runtime.monitor import Shift
 from t3c.runtime.select import Choice
 from t3c.spec import Budget
 
 if TYPE_CHECKING:
-    from t3c.runtime.runtime import Answer, Runtime
+    from t3c.runtime.runtime import Runtime
 
 
 class Held:
@@ -81,12 +81,7 @@ class Held:
     def __enter__(self) -> Held:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

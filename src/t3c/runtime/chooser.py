@@ -11,11 +11,13 @@ from t3c.control.proposed import Controlled
 from t3c.engines.protocol import Array
 from t3c.errors import EngineError, SpecError
 from t3c.runtime.adapt import Alarm, Raised, flagged, held_back, made_safer
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate, Choice, select
 from t3c.runtime.signals import Asked, Signals
 from t3c.spec import Budget
 
 REMEMBERED = 4096  # choices
+NAMED = Remark(Code.NAMED)
 
 
 class Memory(NamedTuple):
@@ -41,27 +43,17 @@ class Chooser:
         self.engine = engine
         self.signals, self.alarm = signals, alarm
         self.candidates = list(candidates)
-        self.refused: Mapping[str, str] = {}
+        self.refused: Mapping[str, Remark] = {}
         self._all = tuple(candidates)
         self._memory = Memory(self.candidates, signals.asked, alarm.raised, {})
         self._lock = threading.Lock()
         self.controller = controller
+        self._looks = controller is not None and bool(controller.policy.about.summarized)
 
     @property
     def known(self) -> Mapping[str, Candidate]:
         """What is known of the profiles, also of those that are refused."""
         return {c.profile: c for c in (*self._all, *self.candidates)}
-
-    @property
-    def controller(self) -> Controlled | None:
-        """What proposes profiles for budgets, if anything does."""
-        return self._controller
-
-    @controller.setter
-    def controller(self, controller: Controlled | None) -> None:
-        self._controller = controller
-        self._memory = Memory(self.candidates, self.signals.asked, self.alarm.raised, {})
-        self._looks = controller is not None and bool(controller.policy.about.summarized)
 
     def choose(self, budget: Budget, inputs: Array | None = None) -> Choice:
         """The profile for a budget; a choice that does not depend on inputs is remembered."""
@@ -95,10 +87,10 @@ class Chooser:
         """A profile that was asked for by name; flagged if activations have moved."""
         if profile in self.refused:
             raise EngineError(f"{profile} does not run on {self.engine}: {self.refused[profile]}")
-        choice, raised = Choice(profile, "asked for by name"), self.alarm.raised
+        choice, raised = Choice(profile, NAMED), self.alarm.raised
         return choice if raised is None or profile in raised.trusted else flagged(choice)
 
-    def refuse(self, profile: str, reason: str) -> None:
+    def refuse(self, profile: str, reason: Remark) -> None:
         """Choose it no more."""
         with self._lock:
             self.refused = {**self.refused, profile: reason}
@@ -120,11 +112,12 @@ class Chooser:
         self._check_some(left)
         smaller = [c.profile for c in left if order.index(c.profile) < at]
         taken = smaller[-1] if smaller else left[0].profile
-        told = f"{choice.profile} cannot run on {self.engine}: {self.refused[choice.profile]}"
-        if not smaller:
-            told += f"; {taken} is larger, and may be over the limits"
-        why = f"in place of {choice.profile}, which {self.engine} cannot run"
-        found = Choice(taken, why, (*choice.warnings, told), choice.flagged)
+        warning = Remark(
+            Code.CANNOT_RUN if smaller else Code.LARGER_SERVES, choice.profile, taken,
+            self.engine, causes=(self.refused[choice.profile],),
+        )  # fmt: skip
+        reason = Remark(Code.STAND_IN, choice.profile, engine=self.engine)
+        found = Choice(taken, reason, (*choice.warnings, warning), choice.flagged)
         raised = self.alarm.raised
         doubted = raised is not None and taken not in raised.trusted
         return flagged(found) if doubted and not found.flagged else found

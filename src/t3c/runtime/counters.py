@@ -11,9 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from t3c.errors import SpecError
+from t3c.runtime.remarks import Remark
 
 log = logging.getLogger("t3c.runtime")
 
+REMEMBERED = 4096  # warnings
 NAMES = ("calls", "swaps", "compiled", "evicted", "fallback", "shift", "errors")
 WARNINGS = frozenset({"fallback", "shift", "warning", "errors"})
 
@@ -58,6 +60,35 @@ class Counters:
             return
         plain = _plain({"event": name, **fields})
         log.log(level, json.dumps(plain, sort_keys=True), extra={"t3c": plain}, stacklevel=2)
+
+
+class Notices:
+    """The swaps and warnings of a runtime's answers, logged; each warning once."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._known: set[Remark] = set()
+        self.serving: str | None = None
+        self.heard: tuple[Remark, ...] = ()  # of the last answer that had warnings
+
+    def swap(self, profile: str, why: Remark) -> None:
+        """Take that a profile serves now."""
+        before, self.serving = self.serving, profile
+        if before is not None:
+            self._counters.add("swaps", profile)
+            self._counters.event("swap", before=before, after=profile, why=why)
+
+    def warn(self, profile: str, warnings: tuple[Remark, ...]) -> None:
+        """Take the warnings of an answer."""
+        self.heard = warnings
+        for warning in warnings:
+            if warning in self._known:
+                continue
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known.add(warning)
+            fields = {"profile": profile, "code": warning.code, "message": warning}
+            self._counters.event("warning", **fields)
 
 
 def _plain(value: object) -> object:

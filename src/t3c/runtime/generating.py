@@ -12,6 +12,7 @@ import numpy as np
 from t3c.engines.decode import Generation, Step
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, SpecError
+from t3c.runtime.remarks import Code, Remark
 from t3c.spec import Budget, Certificate
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class Token(Step):
 
     profile: str
     certificate: Certificate | None
-    reason: str
-    warnings: tuple[str, ...]
+    reason: Remark
+    warnings: tuple[Remark, ...]
     seconds: float
 
 
@@ -113,8 +114,8 @@ class Writing(Iterator[Token]):
         self._readers[answer.profile] = None
         certificate, warnings = answer.certificate, answer.warnings
         if len(self._readers) > 1:
-            told = f"read by {', '.join(self._readers)}: certificates are of texts that one reads"
-            certificate, warnings = None, (*warnings, told)
+            mixed = Remark(Code.SEVERAL_READERS, names=tuple(self._readers))
+            certificate, warnings = None, (*warnings, mixed)
         return Token(
             step.index, step.ids, step.logits, step.stopped, answer.profile, certificate,
             answer.reason, warnings, seconds,

@@ -53,6 +53,9 @@ class Shift:
     layers: tuple[tuple[str, float], ...]
     message: str
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class Monitor:
     """Watches features sample by sample; false alarms are at most `rate` a sample on average.

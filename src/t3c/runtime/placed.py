@@ -9,11 +9,12 @@ import onnx
 from t3c.artifact.devices import DeviceTable, choose_forms
 from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.reader import Artifact
-from t3c.device.calibrate import subject_of
-from t3c.device.measured import Subject, describe
-from t3c.device.transfer import nearest, transferred
+from t3c.device.execution import Execution, certified_forms, execution_of, possible
+from t3c.device.machine import describe
+from t3c.device.predict import nearest, transferred
 from t3c.engines import Engine
 from t3c.errors import CorruptError
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate
 from t3c.spec import Certificate, Profile
 
@@ -21,8 +22,9 @@ from t3c.spec import Certificate, Profile
 class Placed:
     """What a runtime knows before it runs anything.
 
-    `note` is what to say of its latencies; `refused` are profiles that are not to run here, and
-    why: their outputs were not torch's when that was checked, or the engine lacks a form.
+    `note` is a warning about its latencies, None where they were measured here. `refused` are
+    profiles that are not to run here, and why: their outputs were not torch's when that was
+    checked, or the engine lacks a form.
     """
 
     def __init__(self, artifact: Artifact, engine: Engine) -> None:
@@ -31,8 +33,8 @@ class Placed:
         self.chain = artifact.manifest.chain
         self.table, self.note = self._find_table(artifact.devices())
         ledger = artifact.ledger()
-        self.subjects = {p.name: self._subject(p, ledger) for p in self.chain}
-        self.forms = {name: dict(subject.forms) for name, subject in self.subjects.items()}
+        self.executions = {p.name: self._execution(p, ledger) for p in self.chain}
+        self.forms = {name: dict(execution.forms) for name, execution in self.executions.items()}
         self.certified = self._find_certificates(ledger)
         self.certificates = {name: found for name, (found, _) in self.certified.items()}
         self.candidates = [self._candidate(p) for p in self.chain]
@@ -40,34 +42,32 @@ class Placed:
 
     def graph(self, profile: str) -> onnx.ModelProto:
         """The graph the engine runs for a profile."""
-        return self.subjects[profile].graph(self.artifact, self.device.weight_bits)
+        return self.executions[profile].graph(self.artifact, self.device.weight_bits)
 
-    def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, str]:
-        """This device's table, else one made from the nearest device's; and what to say of it."""
+    def _find_table(self, tables: list[DeviceTable]) -> tuple[DeviceTable | None, Remark | None]:
+        """Return this device's table, else one made from the nearest device's, and a warning."""
         for table in tables:
             if table.device == self.device:
-                return table, "" if table.measured else f"latencies are from {table.source}"
+                elsewhere = Remark(Code.OTHER_TABLE, causes=(table.source,))
+                return table, None if table.measured else elsewhere
         donor = nearest(tables, self.device)
         if donor is None:
-            return None, "this artifact was never calibrated: latencies are not known"
+            return None, Remark(Code.NO_TABLE)
         table = transferred(self.artifact, donor, tables, self.device)
-        return table, f"this device was not calibrated: latencies are from {table.source}"
+        return table, Remark(Code.TRANSFERRED_TABLE, causes=(table.source,))
 
-    def _subject(self, profile: Profile, ledger: Ledger | None) -> Subject:
+    def _execution(self, profile: Profile, ledger: Ledger | None) -> Execution:
         """The profile as this device executes it."""
         if self.table is not None:
-            return subject_of(self.artifact, self.table, profile)
-        forms = choose_forms((), self.artifact.manifest.specs, profile.points)
-        for certification in reversed(ledger.on(self.engine.name)) if ledger else ():
-            if certification.weight_bits == self.device.weight_bits:
-                forms = certification.forms.get(profile.name, forms)
+            return execution_of(self.artifact, self.table, profile)
         specs = self.artifact.manifest.specs
-        possible = {name: specs[name].forms(point) for name, point in profile.points.items()}
-        if forms.keys() != possible.keys() or any(f not in possible[n] for n, f in forms.items()):
+        forms = certified_forms(ledger, self.device).get(profile.name)
+        forms = forms or choose_forms((), specs, profile.points)
+        if not possible(self.artifact, profile, forms):
             raise CorruptError(
                 f"{self.artifact.path}: its certificates are of forms its layers do not have"
             )
-        return Subject(profile, forms, self.artifact.ranges(profile.name))
+        return Execution(profile, forms, self.artifact.ranges(profile.name))
 
     def _find_certificates(
         self, ledger: Ledger | None
@@ -87,15 +87,20 @@ class Placed:
             best = found if len(found) > len(best) else best
         return best
 
-    def _find_refused(self, ledger: Ledger | None) -> Mapping[str, str]:
+    def _find_refused(self, ledger: Ledger | None) -> Mapping[str, Remark]:
         name, bits = self.engine.name, self.device.weight_bits
         parity = ledger.parity_of(name, bits) if ledger else {}
-        refused = {p: row.reason for p, row in parity.items() if row.reason}
+        refused = {
+            p: Remark(Code.DIFFERS, p, causes=(row.reason,))
+            for p, row in parity.items()
+            if row.reason
+        }
         kernels = self.artifact.manifest.kernels.get(name)
         for profile, forms in self.forms.items() if kernels else ():
-            lacking = set(forms.values()) - set(kernels.forms) if kernels else set()
+            lacking = tuple(sorted(set(forms.values()) - set(kernels.forms if kernels else ())))
             if lacking:
-                refused.setdefault(profile, f"{name} has no {', '.join(sorted(lacking))} form")
+                lacks = Remark(Code.NO_FORM, profile, engine=name, names=lacking)
+                refused.setdefault(profile, lacks)
         return refused
 
     def _candidate(self, profile: Profile) -> Candidate:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from t3c.errors import SpecError
 
+K = TypeVar("K", bound=Hashable)
 S = TypeVar("S")
 Tell = Callable[[str, Mapping[str, object]], object]
 
@@ -19,7 +19,7 @@ def ignore(name: str, fields: Mapping[str, object]) -> None:
     """Tell nobody."""
 
 
-class Pool(Generic[S]):
+class Pool(Generic[K, S]):
     """Sessions that `make` compiles, each once, and that stay for as long as the cap allows.
 
     What is leased stays. Over the cap the sessions that were idle for longest go, until the rest
@@ -35,8 +35,8 @@ class Pool(Generic[S]):
 
     def __init__(
         self,
-        make: Callable[[str], S],
-        weigh: Callable[[str], int],
+        make: Callable[[K], S],
+        weigh: Callable[[K], int],
         cap_bytes: int | None = None,
         tell: Tell = ignore,
     ) -> None:
@@ -45,24 +45,24 @@ class Pool(Generic[S]):
         self._make, self._weigh, self._tell = make, weigh, tell
         self._cap = math.inf if cap_bytes is None else cap_bytes
         self._lock = threading.Lock()
-        self._slots: dict[str, _Slot[S]] = {}
-        self._dropped: set[_Slot[S]] = set()  # left for new leases, still held by older ones
+        self._slots: dict[K, _Slot[K, S]] = {}
+        self._dropped: set[_Slot[K, S]] = set()  # left for new leases, still held by older ones
         self._bytes = 0  # of both
         self._turn = 0
 
     @property
-    def resident(self) -> dict[str, int]:
+    def resident(self) -> dict[K, int]:
         """Bytes by key, of dropped sessions too while they are held."""
         with self._lock:
             return _sums((slot.key, slot.bytes) for slot in self._all() if slot.made is None)
 
     @property
-    def leased(self) -> dict[str, int]:
+    def leased(self) -> dict[K, int]:
         """How many hold, or wait for, a session of each key."""
         with self._lock:
             return _sums((slot.key, slot.leases) for slot in self._all() if slot.leases)
 
-    def lease(self, key: str) -> Lease[S]:
+    def lease(self, key: K) -> Lease[K, S]:
         """Hold the session of a key until released: `with pool.lease(key) as session`.
 
         A cold one is compiled by the first who asks; others who ask for it wait, and an error of
@@ -81,12 +81,12 @@ class Pool(Generic[S]):
             return self.lease(key)
         return Lease(self, slot)
 
-    def warm(self, keys: Iterable[str]) -> None:
+    def warm(self, keys: Iterable[K]) -> None:
         """Compile those that are cold, in order."""
         for key in keys:
             self.lease(key).release()
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: K) -> None:
         """Forget a session: later leases compile anew, and those who hold it keep it."""
         with self._lock:
             slot = self._slots.pop(key, None)
@@ -105,7 +105,7 @@ class Pool(Generic[S]):
         for key in keys:
             self.drop(key)
 
-    def _compile(self, slot: _Slot[S]) -> None:
+    def _compile(self, slot: _Slot[K, S]) -> None:
         """Fill a slot that is this thread's to fill, and wake those who wait for it."""
         made = slot.made
         assert made is not None
@@ -133,7 +133,7 @@ class Pool(Generic[S]):
             self._release(slot)
             raise
 
-    def _wait(self, slot: _Slot[S], made: threading.Event) -> bool:
+    def _wait(self, slot: _Slot[K, S], made: threading.Event) -> bool:
         """Whether the session is there; False where its compilation was interrupted."""
         try:
             made.wait()
@@ -145,7 +145,7 @@ class Pool(Generic[S]):
             raise slot.error
         return slot.error is None
 
-    def _release(self, slot: _Slot[S]) -> None:
+    def _release(self, slot: _Slot[K, S]) -> None:
         with self._lock:
             slot.leases -= 1
             if slot.leases:
@@ -163,9 +163,9 @@ class Pool(Generic[S]):
                 return
         self._leave(gone, why)
 
-    def _overflow(self) -> list[_Slot[S]]:
+    def _overflow(self) -> list[_Slot[K, S]]:
         """Take out what is over the cap, the longest idle first; the caller holds the lock."""
-        gone: list[_Slot[S]] = []
+        gone: list[_Slot[K, S]] = []
         if self._bytes <= self._cap:
             return gone
         whole = [slot for slot in self._slots.values() if slot.made is None]
@@ -176,24 +176,24 @@ class Pool(Generic[S]):
             self._bytes -= slot.bytes
         return gone
 
-    def _leave(self, gone: list[_Slot[S]], why: str) -> None:
+    def _leave(self, gone: list[_Slot[K, S]], why: str) -> None:
         """Let sessions go that nobody holds, and tell of it: may take time, so under no lock."""
         for slot in gone:
             del slot.session
             self._tell("evicted", {"key": slot.key, "bytes": slot.bytes, "why": why})
 
-    def _all(self) -> list[_Slot[S]]:
+    def _all(self) -> list[_Slot[K, S]]:
         return [*self._slots.values(), *self._dropped]
 
 
-class Lease(Generic[S]):
+class Lease(Generic[K, S]):
     """A session that stays until released, once; it is one thread's own."""
 
     __slots__ = ("_pool", "_slot")
 
-    def __init__(self, pool: Pool[S], slot: _Slot[S]) -> None:
+    def __init__(self, pool: Pool[K, S], slot: _Slot[K, S]) -> None:
         self._pool = pool
-        self._slot: _Slot[S] | None = slot
+        self._slot: _Slot[K, S] | None = slot
 
     @property
     def session(self) -> S:
@@ -210,23 +210,18 @@ class Lease(Generic[S]):
     def __enter__(self) -> S:
         return self.session
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
-class _Slot(Generic[S]):
+class _Slot(Generic[K, S]):
     """A session, or one in the making: `made` is set, and then None, when that is over."""
 
     __slots__ = ("bytes", "error", "key", "leases", "made", "session", "used")
 
     session: S
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: K) -> None:
         self.key = key
         self.bytes = 0
         self.leases = 0
@@ -235,8 +230,8 @@ class _Slot(Generic[S]):
         self.error: BaseException | None = None
 
 
-def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
+def _sums(pairs: Iterable[tuple[K, int]]) -> dict[K, int]:
+    sums: dict[K, int] = {}
     for key, value in pairs:
         sums[key] = sums.get(key, 0) + value
     return sums

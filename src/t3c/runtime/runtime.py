@@ -3,62 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 
 from t3c.artifact.manifest import TensorEntry
 from t3c.artifact.reader import Artifact
 from t3c.control.proposed import Controlled
-from t3c.device.measured import example_inputs
 from t3c.engines import Session, open_engine
 from t3c.engines.cache import CompileCache, default_folder
 from t3c.engines.protocol import Array
 from t3c.errors import EngineError, SpecError
-from t3c.graph.watching import features, watched
+from t3c.graph.watching import features
 from t3c.runtime.adapt import Alarm
+from t3c.runtime.answer import Answer
 from t3c.runtime.calls import Held, Request, answer_all
 from t3c.runtime.checking import Checking
-from t3c.runtime.chooser import REMEMBERED, Chooser
-from t3c.runtime.counters import Counters
+from t3c.runtime.chooser import Chooser
+from t3c.runtime.counters import Counters, Notices
 from t3c.runtime.generating import Writing, begin
 from t3c.runtime.monitor import MonitorConfig, Shift
 from t3c.runtime.placed import Placed
-from t3c.runtime.pool import Lease, Pool
+from t3c.runtime.pool import Lease
 from t3c.runtime.rejected import rejected_tiles
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate, Choice, cap_warnings
+from t3c.runtime.sessions import SessionKey, open_sessions
 from t3c.runtime.signals import Signals
 from t3c.runtime.watches import Watch, find_watches
 from t3c.spec import Budget, Certificate, Profile
 
-WATCHED = " watched"  # behind a profile's name: its session that also tells of activations
-# What a compiled session takes: copies of its graph's constants, and besides.
-COPIES, SESSION_BYTES = 4, 6_000_000
 NO_LIMIT = Budget()
-
-
-class Answer(NamedTuple):
-    """An output with what it stands for: the profile, its certificate, and warnings.
-
-    `outputs` are all the model has, `output` is the first; `flagged` says that activations have
-    moved and nothing safer fitted the request.
-    """
-
-    output: Array
-    profile: str
-    certificate: Certificate | None
-    reason: str
-    warnings: tuple[str, ...]
-    shift: Shift | None = None
-    flagged: bool = False
-    outputs: tuple[Array, ...] = ()
 
 
 class Runtime:
@@ -81,13 +61,11 @@ class Runtime:
         memory_mb: float | None = None,
         cache: CompileCache | None = None,
     ) -> None:
-        if memory_mb is not None and not 0 < memory_mb < math.inf:
-            raise SpecError(f"memory_mb must be positive and finite, got {memory_mb:g}")
         placed = Placed(artifact, open_engine(engine, threads, cache))
         self.placed, self.artifact, self.engine = placed, artifact, placed.engine
         self.device, self.chain = placed.device, placed.chain
         self.table, self.note = placed.table, placed.note
-        self.subjects, self.forms = placed.subjects, placed.forms
+        self.executions, self.forms = placed.executions, placed.forms
         self.certificates = placed.certificates
         self.counters, self.signals = Counters(), Signals()
         names = [profile.name for profile in self.chain]
@@ -100,14 +78,13 @@ class Runtime:
         self.chooser.check_some_left()
         self.check = Checking(artifact.manifest.model).arrays
         self._refusing = threading.Lock()
-        self._said: set[str] = set()
-        self._weights: dict[str, int] = {}
         self._last = threading.local()
-        self._serving: str | None = None
-        cap = None if memory_mb is None else int(memory_mb * 1e6)
-        self.pool = Pool(self._compile, self._weights.__getitem__, cap, self._tell)
+        self._notices = Notices(self.counters)
         self.on_shift: Callable[[Shift], object] = lambda shift: None
         self.watches = find_watches(placed, monitor) if monitor else {}
+        self.pool = open_sessions(placed, self.watches, self.counters, memory_mb)
+        self._keys = {name: SessionKey(name) for name in names}
+        self._uncertified = {name: Remark(Code.NOT_CERTIFIED, name) for name in names}
 
     @property
     def inputs(self) -> tuple[TensorEntry, ...]:
@@ -118,21 +95,13 @@ class Runtime:
         """The profiles that may serve, from the smallest to the largest."""
         return self.chooser.candidates
 
-    @candidates.setter
-    def candidates(self, candidates: list[Candidate]) -> None:
-        self.chooser.candidates = candidates
-
     @property
     def controller(self) -> Controlled | None:
         """What proposes profiles for budgets, if the artifact carries it."""
         return self.chooser.controller
 
-    @controller.setter
-    def controller(self, controller: Controlled | None) -> None:
-        self.chooser.controller = controller
-
     @property
-    def refused(self) -> Mapping[str, str]:
+    def refused(self) -> Mapping[str, Remark]:
         """The profiles that do not run here, and why."""
         return self.chooser.refused
 
@@ -227,15 +196,15 @@ class Runtime:
 
     def session(self, profile: str) -> Session:
         """The compiled graph of a profile, made when first asked for."""
-        with self.pool.lease(self.chain[profile].name) as session:
+        with self.pool.lease(SessionKey(self.chain[profile].name)) as session:
             return session
 
     def warm(self, *profiles: str) -> None:
         """Compile profiles, by default all, before they are needed."""
-        self.pool.warm(self.chain[name].name for name in profiles)
+        self.pool.warm(self._keys[self.chain[name].name] for name in profiles)
         for candidate in () if profiles else self.candidates:
             try:
-                self.pool.warm([candidate.profile])
+                self.pool.warm([self._keys[candidate.profile]])
             except EngineError as error:
                 self._refuse(candidate.profile, error)
 
@@ -245,7 +214,8 @@ class Runtime:
 
     def stats(self) -> dict[str, Any]:
         """What was counted, and the bytes of the sessions that are warm."""
-        return {**self.counters.snapshot(), "resident": self.pool.resident}
+        resident = {str(key): size for key, size in self.pool.resident.items()}
+        return {**self.counters.snapshot(), "resident": resident}
 
     def close(self) -> None:
         """Let all sessions go; those that calls still run on stay until these are done."""
@@ -254,19 +224,16 @@ class Runtime:
     def __enter__(self) -> Runtime:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def lease(self, choice: Choice, *, named: bool = False) -> tuple[Choice, Lease[Session]]:
+    def lease(
+        self, choice: Choice, *, named: bool = False
+    ) -> tuple[Choice, Lease[SessionKey, Session]]:
         """The session of a choice, or of the nearest smaller profile that the engine can run."""
         while True:
             try:
-                return choice, self.pool.lease(choice.profile)
+                return choice, self.pool.lease(self._keys[choice.profile])
             except EngineError as error:
                 if named:
                     raise
@@ -282,23 +249,22 @@ class Runtime:
             capped = cap_warnings(self.chooser.known[profile], budget)
             warnings = (*warnings, *(w for w in capped if w not in warnings))
         if shift is not None:
-            warnings = (*warnings, shift.message)
+            warnings = (*warnings, Remark(Code.SHIFTED, profile, causes=(shift,)))
         if self.note and budget is not None and budget.latency_ms is not None:
             warnings = (*warnings, self.note)
         certificate = self.certificates.get(profile)
         if certificate is None:
-            warnings = (*warnings, f"{profile} is not certified on this engine and device")
+            warnings = (*warnings, self._uncertified[profile])
         answer = Answer(
             outputs[0], profile, certificate, choice.reason, warnings, shift, choice.flagged,
             tuple(outputs),
         )  # fmt: skip
         self._last.answer = answer
         self.counters.add("calls", profile)
-        if self._serving != profile:
-            self._note_swap(answer)
-        for warning in warnings:
-            if warning not in self._said:  # each once: it may come with every call
-                self._note_warning(answer, warning)
+        if self._notices.serving != profile:
+            self._notices.swap(profile, choice.reason)
+        if warnings and warnings != self._notices.heard:
+            self._notices.warn(profile, warnings)
         return answer
 
     def run(
@@ -315,23 +281,11 @@ class Runtime:
             self.counters.event("errors", profile=profile, error=error)
             raise
 
-    def _note_swap(self, answer: Answer) -> None:
-        before, self._serving = self._serving, answer.profile
-        if before is not None:
-            self.counters.add("swaps", answer.profile)
-            self.counters.event("swap", before=before, after=answer.profile, why=answer.reason)
-
-    def _note_warning(self, answer: Answer, warning: str) -> None:
-        if len(self._said) >= REMEMBERED:
-            self._said.clear()
-        self._said.add(warning)
-        self.counters.event("warning", profile=answer.profile, message=warning)
-
     def _run_watched(
         self, profile: str, watch: Watch, session: Session, arrays: list[Array]
     ) -> tuple[list[Array], Shift | None]:
         try:
-            lease = self.pool.lease(profile + WATCHED)
+            lease = self.pool.lease(SessionKey(profile, watched=True))
         except EngineError as error:  # what cannot be watched is still answered
             self.watches.pop(profile, None)
             self.counters.add("errors", profile)
@@ -351,19 +305,6 @@ class Runtime:
         self.on_shift(shift)
         return outputs, shift
 
-    def _compile(self, key: str) -> Session:
-        """A session that has answered once, so that kernels it lacks are known, and it is warm."""
-        profile = key.removesuffix(WATCHED)
-        graph = self.placed.graph(profile)
-        if key.endswith(WATCHED):
-            model = self.watches[profile].model
-            limits = dict(zip(model.tensors, model.thresholds, strict=True))
-            graph = watched(graph, model.tensors, limits)
-        session = self.engine.compile(graph)
-        session.run(example_inputs(self.artifact))
-        self._weights[key] = COPIES * graph.ByteSize() + SESSION_BYTES
-        return session
-
     def _fall_back(self, choice: Choice, error: EngineError) -> Choice:
         """Another profile, and what to say of the one that the engine refuses."""
         self._refuse(choice.profile, error)
@@ -375,14 +316,11 @@ class Runtime:
             if profile in self.refused:
                 return
             specs = self.artifact.manifest.specs.values()
-            tiles = rejected_tiles(self.engine, specs, self.subjects[profile])
-            self.chooser.refuse(profile, "; ".join([str(error), *tiles]))
+            tiles = rejected_tiles(self.engine, specs, self.executions[profile])
+            causes = (str(error), *tiles)
+            self.chooser.refuse(profile, Remark(Code.ENGINE_FAILED, profile, causes=causes))
         self.counters.add("fallback", profile)
         self.counters.event("fallback", profile=profile, error=error, rejected=tiles)
-
-    def _tell(self, name: str, fields: Mapping[str, object]) -> None:
-        self.counters.add(name, str(fields["key"]))
-        self.counters.event(name, **fields)
 
     def _last_answer(self) -> Answer | None:
         return getattr(self._last, "answer", None)

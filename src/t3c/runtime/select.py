@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from t3c.runtime.remarks import Code, Remark
 from t3c.spec import QUANTILES, Budget, Latency
+
+UNLIMITED, NOTHING_FITS = Remark(Code.UNLIMITED), Remark(Code.NOTHING_FITS)
 
 
 @dataclass(frozen=True)
@@ -37,28 +40,30 @@ class Candidate:
         return tuple(math.inf if cost is None else cost for cost in known)
 
     def meets(self, budget: Budget) -> bool:
-        """Whether every resource limit is known to be kept; what is not known is not kept."""
+        """Return whether every resource limit is known to be kept."""
         return not self.objections(budget)
 
-    def objections(self, budget: Budget) -> list[str]:
-        """Why the profile does not meet the limits, in figures."""
-        mine = {
-            "latency": (self.latency_ms(budget.quantile), budget.latency_ms, "ms"),
-            "size": (self.size_mb, budget.size_mb, "MB"),
-            "energy": (self.energy_mj, budget.energy_mj, "mJ"),
-        }
-        found = []
-        for what, (value, limit, unit) in mine.items():
-            if limit is None:
+    def objections(self, budget: Budget) -> list[Remark]:
+        """Return why the profile does not meet the limits, one remark a limit."""
+        needed = self.latency_ms(budget.quantile)
+        limits = (
+            ("latency", needed, budget.latency_ms, "ms"),
+            ("size", self.size_mb, budget.size_mb, "MB"),
+            ("energy", self.energy_mj, budget.energy_mj, "mJ"),
+        )
+        raised = []
+        for what, value, limit, unit in limits:
+            if limit is None or (value is not None and value <= limit):
                 continue
             if value is None:
-                found.append(f"its {what} is not known here")
-            elif value > limit:
-                how = (
-                    f" ({budget.quantile} and {self.guard:.1%} guard)" if what == "latency" else ""
-                )
-                found.append(f"{what} {value:.4g} {unit}{how} over {limit:.4g}")
-        return found
+                raised.append(Remark(Code.UNKNOWN, self.profile, names=(what,)))
+                continue
+            slow = what == "latency"
+            code, name = (Code.TOO_SLOW, budget.quantile) if slow else (Code.OVER_LIMIT, what)
+            guard = self.guard if slow else 0.0
+            remark = Remark(code, self.profile, "", "", (name,), 0, value, limit, guard, unit)
+            raised.append(remark)
+        return raised
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,8 @@ class Choice:
     """
 
     profile: str
-    reason: str
-    warnings: tuple[str, ...] = ()
+    reason: Remark
+    warnings: tuple[Remark, ...] = ()
     flagged: bool = False
 
 
@@ -93,19 +98,18 @@ def select(candidates: Sequence[Candidate], budget: Budget, proposal: str | None
         return _within_cap(candidates, budget)
     met = [c for c in candidates if c.meets(budget)]
     if not met:
-        missing = _unknown(candidates, budget)
-        smallest = candidates[0]
-        warning = f"no profile meets the limits{missing}: {smallest.profile}, the smallest, serves"
-        return Choice(smallest.profile, "nothing meets the limits", (warning,))
-    chosen, reason = met[-1], f"the least drift of {len(met)} profiles within the limits"
+        smallest = candidates[0].profile
+        unknown = _unknown(candidates, budget)
+        code = Code.NOT_MEASURED if unknown else Code.OVER_LIMITS
+        return Choice(smallest, NOTHING_FITS, (Remark(code, smallest, names=unknown),))
+    chosen, reason = met[-1], Remark(Code.LEAST_DRIFT, count=len(met))
     names = [candidate.profile for candidate in candidates]
     if proposal in names:
         enough = names[names.index(proposal) :]
         wanted = next((c for c in _in_order(met) if c.profile in enough), chosen)
         if wanted is not chosen:
             exact = wanted.profile == proposal
-            reason = "the controller's proposal" if exact else "the next above the controller's"
-            chosen, reason = wanted, f"{reason}, which is within the limits"
+            chosen, reason = wanted, Remark(Code.PROPOSED if exact else Code.ABOVE_PROPOSED)
     return Choice(chosen.profile, reason, cap_warnings(chosen, budget))
 
 
@@ -121,39 +125,36 @@ def _in_order(met: Sequence[Candidate]) -> list[Candidate]:
     return kept[::-1]
 
 
-def explain(candidates: Sequence[Candidate], budget: Budget, chosen: str) -> dict[str, str]:
-    """Why each profile was or was not chosen."""
-    told = {}
+def explain(
+    candidates: Sequence[Candidate], budget: Budget, chosen: str
+) -> dict[str, list[Remark]]:
+    """Return why each profile was or was not chosen."""
     met = {c.profile for c in candidates if c.meets(budget)}
     names = [candidate.profile for candidate in candidates]
+    told = {}
     for candidate in candidates:
-        if candidate.profile == chosen:
-            told[chosen] = "chosen"
-            continue
-        over = candidate.objections(budget)
-        capped = cap_warnings(candidate, budget) if not budget.limited else ()
-        if over or capped:
-            told[candidate.profile] = "; ".join([*over, *capped])
+        name = candidate.profile
+        against = candidate.objections(budget)
+        against += cap_warnings(candidate, budget) if not budget.limited else ()
+        code = Code.OTHER_PREFERRED
+        if name == chosen:
+            against, code = [], Code.CHOSEN
         elif chosen in met and budget.limited:
-            larger = names.index(chosen) > names.index(candidate.profile)
-            why = f"{chosen} is larger and drifts less"
-            if not larger:
-                why = f"the controller asks for no more than {chosen}"
-            told[candidate.profile] = f"within the limits, but {why}"
-        else:
-            told[candidate.profile] = f"{chosen} is preferred"
+            larger = names.index(chosen) > names.index(name)
+            code = Code.LARGER_DRIFTS_LESS if larger else Code.CONTROLLER_CONTENT
+        told[name] = against or [Remark(code, name, chosen)]
     return told
 
 
 def _within_cap(candidates: Sequence[Candidate], budget: Budget) -> Choice:
     if budget.drift is None:
-        return Choice(candidates[-1].profile, "no limit was named: the largest profile")
+        return Choice(candidates[-1].profile, UNLIMITED)
     within = [c for c in candidates if c.drift is not None and c.drift <= budget.drift]
     if within:
         fastest = min(within, key=_speed)
-        return Choice(fastest.profile, f"the fastest with drift within {budget.drift:g}")
+        return Choice(fastest.profile, Remark(Code.FASTEST_WITHIN_CAP, limit=budget.drift))
     top = candidates[-1]
-    return Choice(top.profile, "nothing keeps the drift cap", cap_warnings(top, budget))
+    return Choice(top.profile, Remark(Code.NOTHING_WITHIN_CAP), cap_warnings(top, budget))
 
 
 def _speed(candidate: Candidate) -> tuple[float, float]:
@@ -161,23 +162,18 @@ def _speed(candidate: Candidate) -> tuple[float, float]:
     return (float("inf") if latency is None else latency), candidate.size_mb
 
 
-def cap_warnings(candidate: Candidate, budget: Budget) -> tuple[str, ...]:
-    """What to say of a profile's drift against the cap of a budget, if there is something."""
-    if budget.drift is None:
+def cap_warnings(candidate: Candidate, budget: Budget) -> tuple[Remark, ...]:
+    """Return the warnings of a profile's drift against the cap of a budget, if there are any."""
+    drift, cap = candidate.drift, budget.drift
+    if cap is None or (drift is not None and drift <= cap):
         return ()
-    if candidate.drift is None:
-        return (f"{candidate.profile} is not certified here: the drift cap cannot be confirmed",)
-    if candidate.drift <= budget.drift:
-        return ()
-    return (
-        f"{candidate.profile} may drift up to {candidate.drift:.3g}, over the cap {budget.drift:g}",
-    )
+    if drift is None:
+        return (Remark(Code.CAP_UNCONFIRMED, candidate.profile),)
+    return (Remark(Code.OVER_CAP, candidate.profile, value=drift, limit=cap),)
 
 
-def _unknown(candidates: Sequence[Candidate], budget: Budget) -> str:
-    unknown = []
-    if budget.latency_ms is not None and all(c.latency is None for c in candidates):
-        unknown.append("latency")
-    if budget.energy_mj is not None and all(c.energy_mj is None for c in candidates):
-        unknown.append("energy")
-    return f" ({' and '.join(unknown)} not measured on this device)" if unknown else ""
+def _unknown(candidates: Sequence[Candidate], budget: Budget) -> tuple[str, ...]:
+    """Return which of the limited resources were measured of no profile on this device."""
+    latency = budget.latency_ms is not None and all(c.latency is None for c in candidates)
+    energy = budget.energy_mj is not None and all(c.energy_mj is None for c in candidates)
+    return ("latency",) * latency + ("energy",) * energy

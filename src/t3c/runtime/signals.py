@@ -199,18 +199,9 @@ class ThermalZones:
     name = "thermal"
 
     def __init__(
-        self,
-        hot: float = 85.0,
-        cool: float = 75.0,
-        root: Path = Path("/sys/class/thermal"),
-        *,
-        again: int = 2,
-        dwell: float = 5.0,
-        most: int = 3,
-        clock: Callable[[], float] = time.monotonic,
+        self, root: Path = Path("/sys/class/thermal"), state: Hysteresis | None = None
     ) -> None:
-        self.root = root
-        self._state = Hysteresis(hot, cool, again=again, dwell=dwell, most=most, clock=clock)
+        self.root, self._state = root, state or Hysteresis(85.0, 75.0)
 
     def read(self) -> Pressure:
         """Zones that cannot be read are left out; where none is left, no steps are asked for."""
@@ -230,18 +221,9 @@ class CpuPressure:
     name = "cpu"
 
     def __init__(
-        self,
-        high: float = 60.0,
-        low: float = 30.0,
-        path: Path = Path("/proc/pressure/cpu"),
-        *,
-        again: int = 2,
-        dwell: float = 10.0,
-        most: int = 3,
-        clock: Callable[[], float] = time.monotonic,
+        self, path: Path = Path("/proc/pressure/cpu"), state: Hysteresis | None = None
     ) -> None:
-        self.path = path
-        self._state = Hysteresis(high, low, again=again, dwell=dwell, most=most, clock=clock)
+        self.path, self._state = path, state or Hysteresis(60.0, 30.0, dwell=10.0)
 
     def read(self) -> Pressure:
         """Raises OSError where the kernel does not tell."""
@@ -259,19 +241,10 @@ class Battery:
     name = "battery"
 
     def __init__(
-        self,
-        low: float = 20.0,
-        full: float = 40.0,
-        root: Path = Path("/sys/class/power_supply"),
-        *,
-        again: int = 2,
-        dwell: float = 60.0,
-        most: int = 3,
-        clock: Callable[[], float] = time.monotonic,
+        self, root: Path = Path("/sys/class/power_supply"), state: Hysteresis | None = None
     ) -> None:
-        self.root = root
-        # What is asked for rises as the charge falls.
-        self._state = Hysteresis(-low, -full, again=again, dwell=dwell, most=most, clock=clock)
+        # What is asked for rises as the charge falls: bounds are negative.
+        self.root, self._state = root, state or Hysteresis(-20.0, -40.0, dwell=60.0)
 
     def read(self) -> Pressure:
         """Batteries that cannot be read are left out; where none is drained, steps are let go."""

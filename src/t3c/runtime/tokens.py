@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from t3c.artifact.manifest import LARGEST_PLAIN, TOKENIZER, ModelEntry
+from t3c.artifact.manifest import TOKENIZER, ModelEntry
+from t3c.artifact.plain import LARGEST_PLAIN
 from t3c.artifact.reader import Artifact
 from t3c.engines.protocol import Array
 from t3c.errors import ArtifactError, DataError, MissingExtraError
+from t3c.runtime.remarks import Code, Remark
 from t3c.spec import TextSpec
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -111,21 +113,21 @@ def prompt_ids(tokenizer: Tokenizer, text: str, spec: TextSpec | None) -> Array:
 
 def text_inputs(
     tokenizer: Tokenizer, text: str, model: ModelEntry
-) -> tuple[dict[str, Array], list[str]]:
-    """A text as the inputs of a model that reads it at once, and warnings.
+) -> tuple[dict[str, Array], list[Remark]]:
+    """Return a text as the inputs of a model that reads it at once, and warnings.
 
     It is padded or cut to the length that the model takes, where that is fixed.
     """
     names = _parts(model)
-    ids, warnings = tokenizer.encode(text), []
+    ids, warnings = tokenizer.encode(text), list[Remark]()
     sizes = model.inputs[names.index(IDS)].shape[1:]
     length = next((size for size in sizes if isinstance(size, int)), len(ids))
     if len(ids) > length:
-        warnings.append(f"the prompt of {len(ids)} tokens was cut to {length}")
+        warnings.append(Remark(Code.PROMPT_CUT, count=len(ids), limit=length))
         ids = tokenizer.encode(text, length)
     short = length - len(ids)
     if short and MASK not in names:
-        warnings.append(f"{model.name} takes no {MASK}: {short} tokens of padding count as text")
+        warnings.append(Remark(Code.PADDING_READ, other=model.name, names=(MASK,), count=short))
     rows = {
         IDS: ids + [tokenizer.pad] * short,
         MASK: [1] * len(ids) + [0] * short,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from t3c.serve.gate import read_body
 from t3c.serve.infer import BODY_ERRORS, ERRORS, Error, service_of
-from t3c.serve.protocol import Message, parse_message
+from t3c.serve.protocol import parse_message
+from t3c.serve.schema import BudgetBody, StandingBudget
+from t3c.serve.status import standing_budget
 from t3c.spec import Budget
 
 router = APIRouter(tags=["administration"])
@@ -24,31 +25,6 @@ DENIED: dict[int | str, dict[str, Any]] = {401: {"model": Error, "description": 
 REPLACED: dict[int | str, dict[str, Any]] = {
     409: {"model": Error, "description": "the new version failed; the old one serves on"}
 }
-
-
-Limit = Annotated[float | None, Field(gt=0, strict=True)]
-
-
-class BudgetBody(Message):
-    """Limits for requests that name none; null is no limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    latency_ms: Limit = None
-    size_mb: Limit = None
-    energy_mj: Limit = None
-    drift: Limit = None
-    quantile: str = Field(default="p50", pattern="^p(50|90|99)$")
-
-
-class Standing(BaseModel):
-    """The budget of requests that name none, and what serves them now."""
-
-    budget: BudgetBody
-    objective_ms: float
-    profile: str
-    reason: str
-    warnings: list[str]
 
 
 class Reloaded(BaseModel):
@@ -74,28 +50,27 @@ async def authorized(
         raise HTTPException(401, "an admin token is needed", {"www-authenticate": "Bearer"})
 
 
-@router.get("/v1/budget", response_model=Standing, responses={503: ERRORS[503]})
-async def budget(request: Request) -> dict[str, Any]:
+@router.get("/v1/budget", response_model=StandingBudget, responses={503: ERRORS[503]})
+async def budget(request: Request) -> StandingBudget:
     """The budget of requests that name none."""
-    service = service_of(request)
-    told = service.standing(None)
-    return {
-        "budget": asdict(service.budget),
-        "objective_ms": service.scheduler.policy.config.objective_ms,
-        **{name: told[name] for name in ("profile", "reason", "warnings")},
-    }
+    return standing_budget(service_of(request))
 
 
 @router.put(
-    "/v1/budget", response_model=Standing, responses={**BODY_ERRORS, **DENIED}, openapi_extra=PUT,
-    dependencies=[Depends(authorized)],
+    "/v1/budget", response_model=StandingBudget, responses={**BODY_ERRORS, **DENIED},
+    openapi_extra=PUT, dependencies=[Depends(authorized)],
 )  # fmt: skip
-async def set_budget(request: Request) -> dict[str, Any]:
+async def set_budget(request: Request) -> StandingBudget:
     """Change it; requests that are sent from now on go by it."""
-    service = service_of(request)
-    asked = parse_message(BudgetBody, await read_body(request, service.config.limits, SMALL_MB))
-    service.set_budget(Budget(**asked.model_dump()))
+    service_of(request).set_budget(await read_budget(request))
     return await budget(request)
+
+
+async def read_budget(request: Request) -> Budget:
+    """Return the budget of a request's body."""
+    limits = service_of(request).config.limits
+    sent: BudgetBody = parse_message(BudgetBody, await read_body(request, limits, SMALL_MB))
+    return Budget(**sent.model_dump())
 
 
 @router.post(

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from t3c.errors import ArtifactError, EngineError, RefusedError, T3CError, UnavailableError
 from t3c.serve import admin, infer, views
-from t3c.serve.gate import Gate, retry
+from t3c.serve.gate import Gate, error_body, retry
 from t3c.serve.refusals import NotServedError, SlowError, TooLargeError
 from t3c.serve.service import Service
 from t3c.serve.tracing import Tracing
@@ -73,7 +73,7 @@ def _add_errors(app: FastAPI) -> None:
     async def refuse(request: Request, error: T3CError) -> Response:
         headers = retry(error) if isinstance(error, RefusedError) else None
         request.scope.get("t3c.told", {})["error"] = str(error)[:200]
-        return JSONResponse({"error": str(error)}, status_of(error), headers)
+        return JSONResponse(error_body(error), status_of(error), headers)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:

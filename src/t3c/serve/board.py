@@ -6,11 +6,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pydantic import BaseModel
 
-from t3c.serve import admin
+from t3c.serve.schema import BudgetBody, LiveView
 from t3c.spec import Budget
 
 NAMESPACE = "t3c"  # of Ray: boards have their names in it
@@ -29,7 +28,7 @@ class Row(BaseModel):
     version: str
     profile: str
     ceiling: str
-    budget: admin.BudgetBody
+    budget: BudgetBody
     requests_per_s: float
     waiting: int
 
@@ -55,7 +54,7 @@ class Beat:
     row: Row
     order: Order
     loads: int
-    view: dict[str, Any] | None = None
+    view: LiveView | None = None
     page: bytes = b""
 
 

@@ -6,9 +6,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+
+from t3c.serve.schema import Event, Observed, Recent, Second
 
 SECONDS = 120  # that are kept one by one
 RECENT = 60  # seconds that latencies are told of
@@ -19,7 +20,7 @@ OUTCOMES = ("answered", "refused", "late", "errors")
 
 
 @dataclass
-class Second:
+class Tally:
     """One second: how requests ended, which profiles served, and the milliseconds they took."""
 
     at: int
@@ -27,16 +28,17 @@ class Second:
     profiles: Counter[str] = field(default_factory=Counter)
     took: list[float] = field(default_factory=list)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Second:
+        """Return the second as it is shown."""
         served = self.profiles.most_common(1)
-        return {
-            "t": self.at,
-            "profile": served[0][0] if served else None,
-            "requests": self.outcomes["answered"] + self.outcomes["refused"],
-            "refused": self.outcomes["refused"],
-            "late": self.outcomes["late"],
+        return Second(
+            t=self.at,
+            profile=served[0][0] if served else None,
+            requests=self.outcomes["answered"] + self.outcomes["refused"],
+            refused=self.outcomes["refused"],
+            late=self.outcomes["late"],
             **quantiles(self.took),
-        }
+        )
 
 
 class Book:
@@ -44,10 +46,10 @@ class Book:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._seconds: deque[Second] = deque(maxlen=SECONDS)
+        self._seconds: deque[Tally] = deque(maxlen=SECONDS)
         self._drifts: dict[str, deque[float]] = {}
         self.totals: Counter[str] = Counter()
-        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self.events: deque[Event] = deque(maxlen=EVENTS)
         self.started = clock()
 
     def answered(self, profile: str, ms: float, late: bool) -> None:
@@ -74,35 +76,35 @@ class Book:
 
     def event(self, name: str, text: str) -> None:
         """Note something that people should see."""
-        self.events.appendleft({"t": self._clock(), "event": name, "text": text})
+        self.events.appendleft(Event(t=self._clock(), event=name, text=text))
 
-    def observed(self, profile: str) -> dict[str, Any] | None:
+    def observed(self, profile: str) -> Observed | None:
         """What was seen of a profile's drift from the largest one."""
         seen = self._drifts.get(profile)
         if not seen:
             return None
-        return {"mean": float(np.mean(seen)), "largest": max(seen), "rows": len(seen)}
+        return Observed(mean=float(np.mean(seen)), largest=max(seen), rows=len(seen))
 
-    def series(self) -> list[dict[str, Any]]:
+    def series(self) -> list[Second]:
         """The last seconds, oldest first; the one that is not over yet is left out."""
         now = int(self._clock())
         return [second.summary() for second in self._seconds if second.at < now]
 
-    def latency(self) -> dict[str, Any]:
+    def latency(self) -> Recent:
         """Quantiles of the last minute."""
         since = int(self._clock()) - RECENT
         took = [ms for second in self._seconds if second.at >= since for ms in second.took]
-        return {**quantiles(took), "requests": len(took)}
+        return Recent(**quantiles(took), requests=len(took))
 
-    def _second(self) -> Second:
+    def _second(self) -> Tally:
         now = int(self._clock())
         if not self._seconds or self._seconds[-1].at < now:
             # Seconds in which nothing came are there too: time goes on in pictures.
             first = max(self._seconds[-1].at + 1 if self._seconds else now, now - SECONDS + 1)
-            self._seconds.extend(Second(at) for at in range(first, now + 1))
+            self._seconds.extend(Tally(at) for at in range(first, now + 1))
         return self._seconds[-1]
 
-    def _count(self, second: Second, outcome: str) -> None:
+    def _count(self, second: Tally, outcome: str) -> None:
         second.outcomes[outcome] += 1
         self.totals[outcome] += 1
 
@@ -111,8 +113,8 @@ class Book:
         self._second()
 
 
-def quantiles(took: Sequence[float]) -> dict[str, float | None]:
-    """p50, p90 and p99 of milliseconds; None of none."""
+def quantiles(took: Sequence[float]) -> dict[str, float]:
+    """Return p50, p90 and p99 of milliseconds; nothing if there are none."""
     if not took:
-        return {"p50": None, "p90": None, "p99": None}
+        return {}
     return dict(zip(("p50", "p90", "p99"), np.percentile(took, [50, 90, 99]).tolist(), strict=True))

@@ -13,57 +13,22 @@ from t3c.spec import Budget
 class Limits:
     """What a client may ask for; more is refused before it costs anything.
 
-    `json_mb` is of a body's JSON, which holds up others while it is read, `bodies_mb` of all bodies
-    that are there at once. `rows` are samples of
-    one request, `waiting` requests that are neither answered nor refused yet. `rate` is of one
-    client address, in requests a second, with a `burst` on top; None is no limit.
+    `body_mb` is of a body, `json_mb` of its JSON, which holds up others while it is read. `rows`
+    are samples of one request, `waiting` requests that are neither answered nor refused yet.
+    `rate` is of one client address, in requests a second; None is no limit.
     """
 
     body_mb: float = 64.0
     json_mb: float = 4.0
-    bodies_mb: float = 512.0
     rows: int = 64
     waiting: int = 256
-    read_seconds: float = 10.0
     rate: float | None = None
-    burst: int = 20
 
     def __post_init__(self) -> None:
-        _check_positive(self)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How load moves requests along the chain of profiles.
-
-    `objective_ms` is what a request without a deadline of its own may take; a share `margin` of it
-    is left for what the server does not see. A profile bears a load as long as a queue of random
-    arrivals would keep all but a share `miss` of requests waiting for less than that. Load is
-    counted over `window` seconds. Profiles go down at once, and up by one after `dwell` seconds,
-    where the larger one is used to at most a share `easy` of what it bears. A backlog is to be
-    worked off with a share `reserve` of its time to spare, for what comes meanwhile.
-    """
-
-    objective_ms: float
-    margin: float = 0.1
-    miss: float = 0.005
-    window: float = 2.0
-    dwell: float = 2.0
-    easy: float = 0.85
-    reserve: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check_positive(self)
-        for name in ("margin", "miss", "reserve"):
-            if not getattr(self, name) < 1:
-                raise SpecError(f"{name} must be below 1, got {getattr(self, name):g}")
-        if self.easy > 1:
-            raise SpecError(f"easy must be at most 1, got {self.easy:g}")
-
-    @property
-    def within_ms(self) -> float:
-        """What the server itself may take."""
-        return self.objective_ms * (1 - self.margin)
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and not 0 < value < math.inf:
+                raise SpecError(f"{one.name} must be positive, got {value:g}")
 
 
 @dataclass(frozen=True)
@@ -73,9 +38,11 @@ class ServeConfig:
 
     `lanes` is how many requests run side by side, each on the engine's `threads`. `batch` is the
     most samples that run as one; None finds out where more stop helping. `fixed` serves one
-    profile whatever the load. `shadow` is the share of answers that the largest profile gives as
-    well, while nothing waits, to see drift as it is. `drain_seconds` is how long the server goes
-    on answering, no longer ready, once it is told to stop.
+    profile whatever the load. Load lets a larger profile serve again after `dwell` seconds.
+    `watch` names what else lowers profiles: thermal, cpu, battery. `shadow` is the share of answers
+    that the largest profile gives as well, while nothing waits, to see drift as it is.
+    `drain_seconds` is how long the server goes on answering, no longer ready, once it is told to
+    stop.
     """
 
     objective_ms: float | None = None
@@ -104,10 +71,3 @@ class ServeConfig:
             raise SpecError(f"drain_seconds must not be negative, got {self.drain_seconds:g}")
         if not 0 < self.dwell < math.inf:
             raise SpecError(f"dwell must be positive, got {self.dwell:g}")
-
-
-def _check_positive(config: Limits | Policy) -> None:
-    for one in fields(config):
-        value = getattr(config, one.name)
-        if value is not None and not 0 < value < math.inf:
-            raise SpecError(f"{one.name} must be positive, got {value:g}")

@@ -17,13 +17,17 @@ from t3c.errors import DataError, RefusedError
 from t3c.serve.config import Limits
 from t3c.serve.metrics import Metrics
 from t3c.serve.protocol import whole_number
-from t3c.serve.refusals import SlowError, TooLargeError
+from t3c.serve.refusals import Refusal, Refused, SlowError, TooLargeError
 
 access = logging.getLogger("t3c.access")
 
 # Keys of a request's scope.
 ARRIVED, TOLD, ROOM, HELD = "t3c.arrived", "t3c.told", "t3c.room", "t3c.held"
 CLIENTS = 4096  # whose rates are kept
+# Limits that no deployment of ours needed to set.
+BURST = 20  # requests of a client on top of its rate: a page of a browser loads fewer
+BODIES_MB = 512.0  # of all bodies that are there at once: eight of the largest
+READ_SECONDS = 10.0  # that a body may take to come: 64 MB at 50 Mbit/s
 LONGEST = 200  # characters of a path or an agent that are logged
 OPEN = ("/v2/health/live", "/v2/health/ready", "/metrics")  # not rated: others watch by them
 POLICY = (
@@ -46,10 +50,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Rates:
     """A bucket of tokens for each client address; the clients seen longest ago are forgotten."""
 
-    def __init__(
-        self, rate: float | None, burst: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._rate, self._burst, self._clock = rate, burst, clock
+    def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = rate, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str) -> None:
@@ -57,11 +59,11 @@ class Rates:
         if self._rate is None:
             return
         now = self._clock()
-        left, at = self._buckets.pop(client, (float(self._burst), now))
-        left = min(float(self._burst), left + (now - at) * self._rate)
+        left, at = self._buckets.pop(client, (float(BURST), now))
+        left = min(float(BURST), left + (now - at) * self._rate)
         if left < 1:
             self._buckets[client] = left, now
-            raise RefusedError(f"over {self._rate:g} requests a second", (1 - left) / self._rate)
+            raise RefusedError(Refusal(Refused.RATE, self._rate), (1 - left) / self._rate)
         self._buckets[client] = left - 1, now
         while len(self._buckets) > CLIENTS:
             self._buckets.popitem(last=False)
@@ -76,7 +78,7 @@ class Room:
     def take(self, count: int) -> None:
         """Make room, or refuse."""
         if self.used + count > self.most:
-            raise RefusedError(f"over {self.most} bytes of bodies are being read and answered")
+            raise RefusedError(Refusal(Refused.BODIES, self.most))
         self.used += count
 
     def free(self, count: int) -> None:
@@ -90,8 +92,8 @@ class Gate:
         self, app: Any, limits: Limits, metrics: Metrics, hosts: Sequence[str] = ("*",)
     ) -> None:
         self._app, self._metrics, self._hosts = app, metrics, frozenset(hosts)
-        self._room = Room(int(limits.bodies_mb * 1e6))
-        self._rates = Rates(limits.rate, limits.burst)
+        self._room = Room(int(BODIES_MB * 1e6))
+        self._rates = Rates(limits.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -113,13 +115,13 @@ class Gate:
         client = (scope.get("client") or ("unknown", 0))[0]
         try:
             if stranger := self._stranger(scope):
-                await send_error(counted, *stranger)
+                await send_error(counted, stranger[0], {"error": stranger[1]})
                 return
             if scope["path"] not in OPEN:
                 self._rates.take(client)
             await self._app(scope, receive, counted)
         except RefusedError as error:
-            await send_error(counted, 429, str(error), retry(error))
+            await send_error(counted, 429, error_body(error), retry(error))
         finally:
             self._room.free(scope.get(HELD, 0))
             route = getattr(scope.get("route"), "path", "unknown")
@@ -161,11 +163,18 @@ def _line(
     )
 
 
+def error_body(error: Exception) -> dict[str, str]:
+    """Return what a client is told of an error: its sentence, and the code of a refusal."""
+    reason = error.reason if isinstance(error, RefusedError) else None
+    code = {"code": str(reason.code)} if isinstance(reason, Refusal) else {}
+    return {"error": str(error), **code}
+
+
 async def send_error(
-    send: Send, status: int, message: str, headers: dict[str, str] | None = None
+    send: Send, status: int, told: dict[str, str], headers: dict[str, str] | None = None
 ) -> None:
     """Answer with an error without an application."""
-    body = json.dumps({"error": message}).encode()
+    body = json.dumps(told).encode()
     named = {
         "content-type": "application/json",
         "content-length": str(len(body)),
@@ -191,7 +200,7 @@ async def read_body(request: Request, limits: Limits, most_mb: float | None = No
         raise TooLargeError(f"a body of more than {most} bytes")
     pieces, got = [], 0
     try:
-        async with asyncio.timeout(limits.read_seconds):
+        async with asyncio.timeout(READ_SECONDS):
             async for piece in request.stream():
                 got += len(piece)
                 if got > most:
@@ -200,7 +209,7 @@ async def read_body(request: Request, limits: Limits, most_mb: float | None = No
                 request.scope[HELD] = got
                 pieces.append(piece)
     except TimeoutError:
-        raise SlowError(f"the body did not come within {limits.read_seconds:g} s") from None
+        raise SlowError(f"the body did not come within {READ_SECONDS:g} s") from None
     except ClientDisconnect:
         raise DataError("the client went away") from None
     return b"".join(pieces)

@@ -10,78 +10,89 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from t3c.runtime.standing import Shown
 from t3c.serve.book import EVENTS, OUTCOMES
+from t3c.serve.schema import (
+    DriftRow,
+    Evidence,
+    LiveView,
+    Load,
+    MergedView,
+    Observed,
+    Quantiles,
+    Recent,
+    Second,
+)
 
-QUANTILES = ("p50", "p90", "p99")
 
-
-def merge_views(views: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The live views of some replicas as one. Counts add up; quantiles are those of the slowest
-    replica, which all requests together do not exceed."""
+def merge_views(views: Mapping[str, LiveView]) -> MergedView:
+    """Return the live views of some replicas as one. Counts add up; quantiles are those of the
+    slowest replica, which all requests together do not exceed."""
     every = list(views.values())
-    seconds: dict[int, list[Mapping[str, Any]]] = {}
-    for second in (second for view in every for second in view["series"]):
-        seconds.setdefault(second["t"], []).append(second)
+    seconds: dict[int, list[Second]] = {}
+    for second in (second for view in every for second in view.series):
+        seconds.setdefault(second.t, []).append(second)
     events = [
-        {**event, "text": f"{name}: {event['text']}"}
+        event.model_copy(update={"text": f"{name}: {event.text}"})
         for name, view in views.items()
-        for event in view["events"]
+        for event in view.events
     ]
-    loads, latencies = [view["load"] for view in every], [view["latency_ms"] for view in every]
-    evidence = [view["monitor"]["evidence"] for view in every if view["monitor"]]
-    return {
-        **every[0],
+    loads, recent = [view.load for view in every], [view.latency_ms for view in every]
+    evidence = [view.monitor.evidence for view in every if view.monitor]
+    merged = dict(every[0])
+    merged |= {
         "replicas": len(every),
-        "uptime_s": max(view["uptime_s"] for view in every),
-        "steps": max(view["steps"] for view in every),
-        "pressures": sorted({why for view in every for why in view["pressures"]}),
-        "alarm": any(view["alarm"] for view in every),
-        "load": {
-            **_sums(loads, ("requests_per_s", "waiting")),
-            "utilization": max(load["utilization"] for load in loads),
-        },
-        "latency_ms": {**_slowest(latencies), **_sums(latencies, ("requests",))},
-        "totals": _sums([view["totals"] for view in every], OUTCOMES),
+        "uptime_s": max(view.uptime_s for view in every),
+        "steps": max(view.steps for view in every),
+        "pressures": sorted({why for view in every for why in view.pressures}),
+        "alarm": any(view.alarm for view in every),
+        "load": Load(
+            **_sums(loads, "requests_per_s", "waiting"),
+            utilization=max(load.utilization for load in loads),
+        ),
+        "latency_ms": Recent(**_slowest(recent), **_sums(recent, "requests")),
+        "totals": {name: sum(view.totals[name] for view in every) for name in OUTCOMES},
         "series": [_merge_second(same) for _, same in sorted(seconds.items())],
-        "drift": [_merge_drift(row, every) for row in every[0]["drift"]],
-        "monitor": {"evidence": max(evidence)} if evidence else None,
-        "events": sorted(events, key=lambda event: -event["t"])[:EVENTS],
+        "drift": [_merge_drift(row, every) for row in every[0].drift],
+        "monitor": Evidence(evidence=max(evidence)) if evidence else None,
+        "events": sorted(events, key=lambda event: -event.t)[:EVENTS],
     }
+    return MergedView.model_validate(merged)
 
 
-def _merge_second(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merge_second(same: Sequence[Second]) -> Second:
     served = Counter[str]()
     for second in same:
-        if second["profile"] is not None:
-            served[second["profile"]] += second["requests"]
-    return {
-        "t": same[0]["t"],
-        "profile": served.most_common(1)[0][0] if served else None,
-        **_sums(same, ("requests", "refused", "late")),
+        if second.profile is not None:
+            served[second.profile] += second.requests
+    return Second(
+        t=same[0].t,
+        profile=served.most_common(1)[0][0] if served else None,
+        **_sums(same, "requests", "refused", "late"),
         **_slowest(same),
-    }
+    )
 
 
-def _merge_drift(row: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    same = [one for view in every for one in view["drift"] if one["profile"] == row["profile"]]
-    seen = [one["observed"] for one in same if one["observed"]]
-    rows = sum(one["rows"] for one in seen)
-    whole = {
-        "mean": sum(one["mean"] * one["rows"] for one in seen) / max(rows, 1),
-        "largest": max((one["largest"] for one in seen), default=0.0),
-        "rows": rows,
-    }
-    return {**row, "observed": whole if seen else None}
+def _merge_drift(row: DriftRow, every: Sequence[LiveView]) -> DriftRow:
+    same = [one for view in every for one in view.drift if one.profile == row.profile]
+    seen = [one.observed for one in same if one.observed]
+    if not seen:
+        return row.model_copy(update={"observed": None})
+    rows = sum(one.rows for one in seen)
+    mean = sum(one.mean * one.rows for one in seen) / rows
+    whole = Observed(mean=mean, largest=max(one.largest for one in seen), rows=rows)
+    return row.model_copy(update={"observed": whole})
 
 
-def _sums(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    return {name: sum(part[name] for part in parts) for name in names}
+def _sums(parts: Sequence[Shown], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(part, name) for part in parts) for name in names}
 
 
-def _slowest(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _slowest(parts: Sequence[Quantiles]) -> dict[str, Any]:
+    values = {name: [getattr(part, name) for part in parts] for name in Quantiles.model_fields}
     return {
-        name: max((part[name] for part in parts if part[name] is not None), default=None)
-        for name in QUANTILES
+        name: max((value for value in found if value is not None), default=None)
+        for name, found in values.items()
     }
 
 

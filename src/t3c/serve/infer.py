@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,24 +11,22 @@ from pydantic import BaseModel
 
 from t3c.engines.protocol import Array
 from t3c.errors import DataError
+from t3c.runtime.remarks import Remark
 from t3c.runtime.standing import guarantee
 from t3c.serve.gate import ARRIVED, TOLD, read_body, unless_gone
-from t3c.serve.protocol import (
-    HEADER_LENGTH,
-    NAMES,
-    Asked,
+from t3c.serve.messages import (
     InferRequest,
     InferResponse,
     ModelMetadata,
     OutputTensor,
+    Scalar,
     ServerMetadata,
-    encode_response,
-    metadata,
-    parse_request,
 )
+from t3c.serve.protocol import Asked, parse_request
 from t3c.serve.refusals import NotServedError
-from t3c.serve.scheduler import Served
 from t3c.serve.service import Service
+from t3c.serve.tensors import HEADER_LENGTH, NAMES, encode_response, metadata
+from t3c.serve.tickets import Served
 from t3c.serve.versions import Version
 from t3c.version import __version__
 
@@ -37,7 +36,10 @@ GONE = 499  # nobody reads it but the log
 
 
 class Error(BaseModel):
+    """What went wrong; a refusal has a code beside the sentence."""
+
     error: str
+    code: str | None = None
 
 
 class Ready(BaseModel):
@@ -177,12 +179,14 @@ def _response(version: Version, asked: Asked, served: Served) -> Response:
     return Response(body, headers=headers)
 
 
-def _standing(served: Served, warnings: tuple[str, ...]) -> dict[str, Any]:
-    """What an answer stands for, as parameters, which are plain values."""
+def _standing(served: Served, warnings: Sequence[Remark]) -> dict[str, Scalar | None]:
+    """Return what an answer stands for, as parameters, which are plain values."""
     answer, certificate = served.answer, served.answer.certificate
+    every = (*warnings, *answer.warnings)
     return {
         "profile": answer.profile,
-        "reason": answer.reason,
+        "reason": str(answer.reason),
+        "reason_code": str(answer.reason.code),
         "certified": certificate is not None,
         "epsilon": None if certificate is None else certificate.epsilon,
         "delta": None if certificate is None else certificate.delta,
@@ -191,7 +195,8 @@ def _standing(served: Served, warnings: tuple[str, ...]) -> dict[str, Any]:
         "late": served.late,
         "waited_ms": round(served.waited_ms, 3),
         "ran_ms": round(served.ran_ms, 3),
-        "warnings": "; ".join((*warnings, *answer.warnings)) or None,
+        "warnings": "; ".join(map(str, every)) or None,
+        "warning_codes": "; ".join(warning.code for warning in every) or None,
     }
 
 

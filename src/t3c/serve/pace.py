@@ -10,7 +10,8 @@ import numpy as np
 
 from t3c.engines.protocol import Array
 from t3c.runtime.calls import part_sizes
-from t3c.runtime.runtime import WATCHED, Runtime
+from t3c.runtime.runtime import Runtime
+from t3c.runtime.sessions import SessionKey
 
 CALLS = 7  # timed calls of a profile and a batch size
 MOST = 32  # samples that are tried as one batch
@@ -109,7 +110,7 @@ def _time(runtime: Runtime, name: str, inputs: Sequence[Array], size: int) -> fl
     session that tells of activations."""
     rows = [np.repeat(array[:1], size, axis=0) for array in inputs]
     taken: list[float] = []
-    with runtime.pool.lease(name + WATCHED if name in runtime.watches else name) as session:
+    with runtime.pool.lease(SessionKey(name, name in runtime.watches)) as session:
         session.run(rows)
         while len(taken) < CALLS and sum(taken) < SLOW_MS:
             start = time.perf_counter()

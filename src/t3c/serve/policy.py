@@ -7,8 +7,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from t3c.serve.config import Policy
 from t3c.serve.pace import Pace
+
+# Constants of the policy that docs/serving.md describes; `make bench-serve` tries them under
+# changing load.
+MARGIN = 0.1  # of the objective, for what the server does not see: sockets, the client
+MISS = 0.005  # of random arrivals that may take longer than the objective
+WINDOW = 2.0  # seconds over which load is counted
+EASY = 0.85  # of what the next larger profile bears, up to which load may rise to it
+RESERVE = 0.5  # of a backlog's time, left for what comes while it is worked off
 
 
 class Due(NamedTuple):
@@ -38,17 +45,26 @@ def bearable(service_ms: float, within_ms: float, miss: float, lanes: int = 1) -
 class LoadPolicy:
     """The largest profile to serve: a level that moves slowly, and what a backlog asks for.
 
-    The level is the largest profile that bears the load of the last seconds; it falls at once and
-    rises by one after a dwell. A backlog that would be late at that level is worked off by smaller
-    profiles, for as long as it is there.
+    `objective_ms` is what a request without a deadline of its own may take. The level is the
+    largest profile that bears the load of the last seconds; it falls at once and rises by one after
+    `dwell` seconds. A backlog that would be late at that level is worked off by smaller profiles,
+    for as long as it is there.
     """
 
-    def __init__(self, config: Policy, chain: Sequence[str], pace: Pace, lanes: int = 1) -> None:
-        self.config, self.chain, self.pace, self.lanes = config, tuple(chain), pace, lanes
+    def __init__(
+        self, objective_ms: float, dwell: float, chain: Sequence[str], pace: Pace, lanes: int = 1
+    ) -> None:
+        self.objective_ms, self.dwell = objective_ms, dwell
+        self.chain, self.pace, self.lanes = tuple(chain), pace, lanes
         self.level = len(self.chain) - 1  # an index of the chain
         self._since = -math.inf
         self._arrivals: deque[tuple[float, int]] = deque()
         self._rows = 0
+
+    @property
+    def within_ms(self) -> float:
+        """Return what the server itself may take."""
+        return self.objective_ms * (1 - MARGIN)
 
     def arrived(self, now: float, rows: int) -> None:
         """Count a request, whether it will be answered or refused."""
@@ -59,13 +75,13 @@ class LoadPolicy:
     def rate(self, now: float) -> float:
         """Requests a second."""
         self._forget(now)
-        return len(self._arrivals) / self.config.window
+        return len(self._arrivals) / WINDOW
 
     def utilization(self, now: float, profile: str) -> float:
         """The share of the lanes' time that this load would take of a profile."""
         self._forget(now)
         ms = self._rows * self.pace.per_row(profile)
-        return ms / 1e3 / self.config.window / self.lanes
+        return ms / 1e3 / WINDOW / self.lanes
 
     def move(self, now: float) -> None:
         """Set the level for the load as it is."""
@@ -73,8 +89,8 @@ class LoadPolicy:
             lower = [index for index in range(self.level) if self._bears(now, index)]
             self._set(max(lower, default=0), now)
             return
-        above, rested = self.level + 1, now - self._since >= self.config.dwell
-        if above < len(self.chain) and rested and self._bears(now, above, self.config.easy):
+        above, rested = self.level + 1, now - self._since >= self.dwell
+        if above < len(self.chain) and rested and self._bears(now, above, EASY):
             self._set(above, now)
 
     def ceiling(self, now: float, waiting: Iterable[Due]) -> str:
@@ -86,10 +102,10 @@ class LoadPolicy:
 
     def in_time(self, now: float, due: Sequence[Due], profile: str) -> bool:
         """Whether a profile answers all of them before their deadlines, less the reserve."""
-        at, spare = now, self.config.reserve
+        at = now
         for one in due:
             at += self.pace.careful(profile, one.rows) / 1e3 / self.lanes
-            if at > one.deadline - spare * (one.deadline - one.arrived):
+            if at > one.deadline - RESERVE * (one.deadline - one.arrived):
                 return False
         return True
 
@@ -98,10 +114,7 @@ class LoadPolicy:
         if not self._arrivals:
             return True
         rows = max(1, round(self._rows / len(self._arrivals)))
-        config = self.config
-        most = bearable(
-            self.pace.expected(profile, rows), config.within_ms, config.miss, self.lanes
-        )
+        most = bearable(self.pace.expected(profile, rows), self.within_ms, MISS, self.lanes)
         return self.utilization(now, profile) <= share * most
 
     def _set(self, level: int, now: float) -> None:
@@ -109,5 +122,5 @@ class LoadPolicy:
             self.level, self._since = level, now
 
     def _forget(self, now: float) -> None:
-        while self._arrivals and self._arrivals[0][0] <= now - self.config.window:
+        while self._arrivals and self._arrivals[0][0] <= now - WINDOW:
             self._rows -= self._arrivals.popleft()[1]

@@ -1,115 +1,27 @@
-"""The Open Inference Protocol, version 2: requests and answers as JSON and as raw tensors."""
+"""Requests of the Open Inference Protocol, version 2: what is asked for, checked."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import ValidationError
 
-from t3c.artifact.manifest import LARGEST_SAMPLE, TensorEntry
+from t3c.artifact.manifest import LARGEST_SAMPLE
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, SpecError
+from t3c.runtime.remarks import Code, Remark
+from t3c.serve.messages import MOST_TENSORS, InferRequest, Message, Parameters, Scalar
 from t3c.serve.refusals import TooLargeError
+from t3c.serve.tensors import check_known, read_tensors
 from t3c.spec import Budget
 
-HEADER_LENGTH = "inference-header-content-length"
-DATATYPES = {
-    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
-    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16",
-    "FP32": "float32", "FP64": "float64",
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in DATATYPES.items()}
-MOST_AXES, MOST_TENSORS, MOST_KEYS = 8, 64, 64
+MOST_KEYS = 64
 LIMITS = ("latency_ms", "size_mb", "energy_mj", "drift")
 BUDGET = (*LIMITS, "quantile")
 OWN = (*BUDGET, "profile", "deadline_ms", "timeout", "binary_data_output")
 PASSED_OVER = ("priority",)  # what Triton's clients may send, and nothing here depends on
-
-Scalar = StrictBool | int | float | str
-Parameters = dict[str, Scalar]
-Size = Annotated[int, Field(ge=1, lt=2**31)]
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-
-class Sent(Message):
-    """What a client sends: nothing in it is passed over."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
-
-
-class InputTensor(Sent):
-    """One input; its numbers are in `data`, nested or flat, or behind the JSON."""
-
-    name: str = Field(max_length=256)
-    shape: list[Size] = Field(min_length=1, max_length=MOST_AXES)
-    datatype: str = Field(json_schema_extra={"enum": list(DATATYPES)})
-    parameters: Parameters = Field(default_factory=dict)
-    data: list[Any] | None = None
-
-
-class WantedOutput(Sent):
-    """An output that is asked for; with `binary_data` it comes behind the JSON."""
-
-    name: str = Field(max_length=256)
-    parameters: Parameters = Field(default_factory=dict)
-
-
-class InferRequest(Sent):
-    """What is sent to `infer`. The budget is in `parameters`: latency_ms, size_mb, energy_mj,
-    drift, quantile; or a profile by name; and deadline_ms (or Triton's timeout, microseconds)."""
-
-    id: str | None = Field(default=None, max_length=256)
-    parameters: Parameters = Field(
-        default_factory=dict,
-        json_schema_extra={"examples": [{"latency_ms": 5.0}, {"drift": 0.05, "deadline_ms": 50}]},
-    )
-    inputs: list[InputTensor] = Field(min_length=1, max_length=MOST_TENSORS)
-    outputs: list[WantedOutput] | None = Field(default=None, max_length=MOST_TENSORS)
-
-
-class OutputTensor(Message):
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: Parameters = Field(default_factory=dict)
-    data: list[Any] | None = None
-
-
-class InferResponse(Message):
-    """An answer; `parameters` name the profile, its certificate and how long it took."""
-
-    model_name: str
-    model_version: str
-    id: str | None = None
-    parameters: dict[str, Scalar | None]
-    outputs: list[OutputTensor]
-
-
-class TensorMetadata(Message):
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(Message):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class ServerMetadata(Message):
-    name: str
-    version: str
-    extensions: list[str]
 
 
 class Asked(NamedTuple):
@@ -122,7 +34,7 @@ class Asked(NamedTuple):
     deadline_ms: float | None
     wanted: list[str] | None
     binary: frozenset[str]
-    warnings: tuple[str, ...]
+    warnings: tuple[Remark, ...]
 
 
 def parse_request(
@@ -141,20 +53,20 @@ def parse_request(
             raise DataError(
                 f"input {tensor.name!r}: shape {tensor.shape} is over {numbers} numbers"
             )
-    inputs = _tensors(request.inputs, raw)
+    inputs = read_tensors(request.inputs, raw)
     given = request.parameters
     budget, profile = parse_budget(given)
     all_binary = given.get("binary_data_output") is True
     outputs = request.outputs or []
     for output in outputs:
-        _check_known(f"output {output.name!r}", output.parameters, "binary_data")
+        check_known(f"output {output.name!r}", output.parameters, "binary_data")
     binary = {o.name for o in outputs if o.parameters.get("binary_data", all_binary) is True}
     ignored = [name for name in PASSED_OVER if name in given]
     return Asked(
         request.id, inputs, budget, profile, _deadline(given),
         [o.name for o in outputs] or None,
         frozenset(["*"] if all_binary and not outputs else binary),
-        tuple(f"the parameter {name} changes nothing here" for name in ignored),
+        tuple(Remark(Code.PARAMETER_IGNORED, names=(name,)) for name in ignored),
     )  # fmt: skip
 
 
@@ -240,13 +152,6 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-def _check_known(what: str, given: Parameters, known: str) -> None:
-    """Refuse parameters of a tensor that are not served: a budget is one of the request."""
-    unknown = [name for name in given if name != known]
-    if unknown:
-        raise SpecError(f"{what}: unknown parameter {unknown[0]!r}: there is {known}")
-
-
 def whole_number(text: str) -> int | None:
     """The number that a header says; None of what is none, or too long to be one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
@@ -262,96 +167,3 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
             f"Inference-Header-Content-Length is {header_length[:20]!r}, the body {len(body)} bytes"
         )
     return body[:length], memoryview(body)[length:]
-
-
-def _tensors(inputs: Sequence[InputTensor], raw: memoryview) -> dict[str, Array]:
-    found: dict[str, Array] = {}
-    for tensor in inputs:
-        _check_known(f"input {tensor.name!r}", tensor.parameters, "binary_data_size")
-        if tensor.name in found:
-            raise DataError(f"input {tensor.name!r} is there twice")
-        dtype = DATATYPES.get(tensor.datatype)
-        if dtype is None:
-            raise DataError(
-                f"input {tensor.name!r}: datatype {tensor.datatype[:20]!r} is not served: "
-                f"there are {', '.join(DATATYPES)}"
-            )
-        size = tensor.parameters.get("binary_data_size")
-        if size is None:
-            found[tensor.name] = _from_json(tensor, np.dtype(dtype))
-        else:
-            found[tensor.name] = _from_bytes(tensor, np.dtype(dtype), size, raw)
-            raw = raw[found[tensor.name].nbytes :]
-    if raw:
-        raise DataError(f"{len(raw)} bytes behind the last tensor")
-    return found
-
-
-def _from_bytes(tensor: InputTensor, dtype: np.dtype[Any], size: Scalar, raw: memoryview) -> Array:
-    wanted = math.prod(tensor.shape) * dtype.itemsize
-    if tensor.data is not None:
-        raise DataError(f"input {tensor.name!r}: has data and binary_data_size")
-    if isinstance(size, bool) or size != wanted or len(raw) < wanted:
-        raise DataError(
-            f"input {tensor.name!r}: shape {tensor.shape} of {tensor.datatype} is {wanted} bytes, "
-            f"binary_data_size says {size}, {len(raw)} are there"
-        )
-    return np.frombuffer(raw[:wanted], dtype.newbyteorder("<")).reshape(tensor.shape)
-
-
-def _from_json(tensor: InputTensor, dtype: np.dtype[Any]) -> Array:
-    if tensor.data is None:
-        raise DataError(f"input {tensor.name!r}: no data")
-    try:
-        array = np.asarray(tensor.data)
-        numbers = array.dtype.kind in ("biuf" if dtype.kind != "b" else "b")
-        if not numbers or (dtype.kind in "iu" and array.dtype.kind == "f"):
-            raise DataError(f"input {tensor.name!r}: data is not of {tensor.datatype}")
-        if array.size != math.prod(tensor.shape):
-            raise DataError(
-                f"input {tensor.name!r}: {array.size} numbers do not fill the shape {tensor.shape}"
-            )
-        if dtype.kind in "iu" and array.size:
-            bounds = np.iinfo(dtype)
-            if array.min() < bounds.min or array.max() > bounds.max:
-                raise DataError(f"input {tensor.name!r}: numbers are out of {tensor.datatype}")
-        with np.errstate(over="ignore"):
-            return array.astype(dtype).reshape(tensor.shape)
-    except (ValueError, OverflowError, TypeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"input {tensor.name!r}: data is no array of numbers") from error
-
-
-def metadata(entry: TensorEntry) -> TensorMetadata:
-    """An input or output as clients are told of it; -1 is a size that may vary."""
-    shape = [size if isinstance(size, int) else -1 for size in entry.shape]
-    return TensorMetadata(name=entry.name, datatype=NAMES[entry.dtype], shape=shape)
-
-
-def encode_response(
-    answer: InferResponse, arrays: Sequence[Array], binary: frozenset[str]
-) -> tuple[bytes, dict[str, str]]:
-    """The body of an answer whose outputs are these arrays, and its headers."""
-    outputs, tail = [], []
-    for output, array in zip(answer.outputs, arrays, strict=True):
-        if "*" in binary or output.name in binary:
-            raw = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
-            tail.append(raw)
-            outputs.append(output.model_copy(update={"parameters": {"binary_data_size": len(raw)}}))
-        else:
-            outputs.append(output.model_copy(update={"data": _plain(array)}))
-    whole = answer.model_copy(update={"outputs": outputs})
-    head = json.dumps(whole.model_dump(exclude_none=True), allow_nan=False).encode()
-    if not tail:
-        return head, {"content-type": "application/json"}
-    headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
-    return b"".join([head, *tail]), headers
-
-
-def _plain(array: Array) -> list[Any]:
-    """Numbers, flat; JSON has no others than finite ones."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise DataError("the answer holds NaN or infinite values: ask for it as binary data")
-    found: list[Any] = array.ravel().tolist()
-    return found

@@ -18,16 +18,17 @@ from ray import serve
 from ray.exceptions import RayError
 
 from t3c.errors import EngineError, T3CError, UnavailableError
+from t3c.runtime.remarks import Code, Remark
 from t3c.serve import admin, metrics
 from t3c.serve.app import build_app
 from t3c.serve.board import BEAT, GONE, NAMESPACE, Beat, Order, Row, Rows, Told, board_name
 from t3c.serve.config import ServeConfig
-from t3c.serve.gate import read_body
 from t3c.serve.gather import merge_pages, merge_views
 from t3c.serve.infer import BODY_ERRORS, ERRORS, service_of
-from t3c.serve.protocol import parse_message
 from t3c.serve.refusals import NotServedError
+from t3c.serve.schema import BudgetBody, MergedView, StandingBudget
 from t3c.serve.service import Service
+from t3c.serve.status import live_view, metrics_page
 from t3c.serve.tracing import configured_tracing
 from t3c.serve.versions import Origin
 from t3c.spec import Budget
@@ -114,16 +115,16 @@ class Replica:
     def beat(self, watched: bool) -> Beat:
         """What there is to tell; `watched` with views."""
         service, scheduler = self.service, self.service.scheduler
-        profile = service.standing(None)["profile"]
+        profile = service.standing(None).profile
         row = Row(
             replica=self.name, node=self._node, pid=os.getpid(), state=service.state,
             version=service.version.name, profile=profile, ceiling=scheduler.ceiling,
-            budget=admin.BudgetBody(**asdict(service.budget)),
+            budget=BudgetBody(**asdict(service.budget)),
             requests_per_s=scheduler.policy.rate(time.monotonic()), waiting=scheduler.waiting,
         )  # fmt: skip
         if not watched:
             return Beat(row, self._order, self._loads)
-        return Beat(row, self._order, self._loads, service.live_view(), service.metrics_page())
+        return Beat(row, self._order, self._loads, live_view(service), metrics_page(service))
 
     async def _follow(self) -> None:
         """Tell the board, and do what it says."""
@@ -168,24 +169,22 @@ async def replicas(request: Request) -> Rows:
 
 
 @router.put(
-    "/v1/budget", response_model=admin.Standing, responses={**BODY_ERRORS, **admin.DENIED},
+    "/v1/budget", response_model=StandingBudget, responses={**BODY_ERRORS, **admin.DENIED},
     openapi_extra=admin.PUT, dependencies=[Depends(admin.authorized)],
 )  # fmt: skip
-async def set_budget_of(request: Request, replica: str | None = None) -> dict[str, Any]:
+async def set_budget_of(request: Request, replica: str | None = None) -> StandingBudget:
     """Change the standing budget of all replicas, or of one alone."""
     mine, service = replica_of(request), service_of(request)
-    asked = parse_message(
-        admin.BudgetBody, await read_body(request, service.config.limits, admin.SMALL_MB)
-    ).model_dump()
-    told = service.standing(Budget(**asked))  # a budget that cannot be is refused here
+    budget = await admin.read_budget(request)
+    choice = service.standing(budget)  # a budget that cannot be is refused here
     if replica is not None:
         await _check_replica(mine, replica)
-    late = await mine.set_budget(Budget(**asked), replica)
-    warnings = told["warnings"] + [f"{name} does not follow yet" for name in late]
-    return {
-        "budget": asked, "objective_ms": service.scheduler.policy.config.objective_ms,
-        "profile": told["profile"], "reason": told["reason"], "warnings": warnings,
-    }  # fmt: skip
+    late = await mine.set_budget(budget, replica)
+    behind = [Remark(Code.NOT_FOLLOWED, other=name) for name in late]
+    return StandingBudget.of(
+        choice.profile, choice.reason, [*choice.warnings, *behind],
+        budget=BudgetBody(**asdict(budget)), objective_ms=service.scheduler.policy.objective_ms,
+    )  # fmt: skip
 
 
 @router.post(
@@ -198,8 +197,8 @@ async def reload_all(request: Request) -> admin.Reloaded:
     return admin.Reloaded(version=await replica_of(request).reload())
 
 
-@router.get("/v1/live", responses=ERRORS)
-async def live_of(request: Request, replica: str | None = None) -> dict[str, Any]:
+@router.get("/v1/live", response_model=MergedView, responses=ERRORS)
+async def live_of(request: Request, replica: str | None = None) -> MergedView:
     """Load, latencies, profiles over time, drift and events of all replicas, or of one."""
     mine = replica_of(request)
     views = {beat.row.replica: beat.view for beat in await _looked(mine) if beat.view is not None}

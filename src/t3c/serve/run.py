@@ -186,7 +186,7 @@ def _told(service: Service, url: str, made: str | None) -> str:
     version, policy = service.version, service.scheduler.policy
     model, note = version.model.name, version.runtime.note
     dashboard = f"{url}/#token={made}" if made else f"{url}/"
-    objective, largest = policy.config.objective_ms, version.pace.largest
+    objective, largest = policy.objective_ms, version.pace.largest
     what = f"{len(policy.chain)} profiles, batches of up to {largest}"
     lines = [
         f"{model} {version.name}: {what}, objective {objective:.3g} ms",

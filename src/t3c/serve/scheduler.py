@@ -5,63 +5,28 @@ from __future__ import annotations
 import asyncio
 import bisect
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from t3c.certify.drift import relative_drift
 from t3c.engines.protocol import Array
 from t3c.errors import RefusedError, T3CError, UnavailableError
-from t3c.runtime.calls import Chosen, answer_lot, in_parts
-from t3c.runtime.runtime import Answer, Runtime
+from t3c.runtime.answer import Answer
+from t3c.runtime.calls import Chosen, answer_lot
+from t3c.runtime.remarks import Remark
+from t3c.runtime.runtime import Runtime
 from t3c.runtime.signals import Pressure
 from t3c.serve.pace import Pace
-from t3c.serve.policy import Due, LoadPolicy
+from t3c.serve.policy import MARGIN, Due, LoadPolicy
+from t3c.serve.refusals import Refusal, Refused
+from t3c.serve.shadow import Shadow
+from t3c.serve.tickets import Served, Ticket
 from t3c.spec import Budget
 
 log = logging.getLogger("t3c.serve")
 
 LOAD = "load"  # the source that lowers profiles for load
 TICK = 0.25  # seconds
-SHADOWED = 0.25  # of the objective: a shadow that takes longer is left out
-
-
-class Served(NamedTuple):
-    """An answer, how long it waited and ran, and whether it is too late by now."""
-
-    answer: Answer
-    waited_ms: float
-    ran_ms: float
-    late: bool
-    due: float
-
-    def told(self, now: float) -> Served:
-        """The same as it is at a later time."""
-        return self._replace(late=now > self.due)
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A request in the queue. `deadline` is what the server plans by, `due` what was promised;
-    `least` is the smallest profile that may serve it. One that came to an idle server is tried
-    as long as that is not hopeless: what was learnt of a busy machine could else never change."""
-
-    arrays: list[Array]
-    budget: Budget
-    profile: str | None
-    least: str
-    arrived: float
-    deadline: float
-    due: float
-    answered: asyncio.Future[Served] = field(repr=False)
-    tried: bool = False
-
-    @property
-    def rows(self) -> int:
-        return len(self.arrays[0])
 
 
 class Scheduler:
@@ -80,14 +45,14 @@ class Scheduler:
         waiting: int = 256,
         shadow: float = 0.0,
         fixed: str | None = None,
-        on_swap: Callable[[str, str, str], object] = lambda before, after, why: None,
+        on_swap: Callable[[str, str, Remark], object] = lambda before, after, why: None,
         on_drift: Callable[[str, Sequence[float]], object] = lambda profile, drifts: None,
     ) -> None:
         self.runtime, self.pace, self.policy = runtime, pace, policy
         self.fixed = fixed
         self.serving: str | None = None
         self.ceiling = policy.chain[-1]
-        self._most, self._shadow = waiting, shadow
+        self._most, self._shadow = waiting, Shadow(runtime, policy, shadow)
         self._on_swap, self._on_drift = on_swap, on_drift
         self._queue: list[Ticket] = []
         self._running: dict[int, tuple[float, int]] = {}  # by lane: until when, how many requests
@@ -99,7 +64,6 @@ class Scheduler:
         for lane in self._lanes:
             lane.add_done_callback(self._ended)
         self._ticking = asyncio.ensure_future(self._tick())
-        self._random = random.Random(0)
 
     @property
     def broken(self) -> bool:
@@ -159,55 +123,44 @@ class Scheduler:
         arrived: float,
         deadline_ms: float | None,
     ) -> Ticket:
-        config = self.policy.config
-        promised = config.objective_ms if deadline_ms is None else deadline_ms
+        promised = self.policy.objective_ms if deadline_ms is None else deadline_ms
         named = self.fixed if profile is None else profile
         return Ticket(
             arrays, budget, named, named or self.runtime.chooser.least(budget), arrived,
-            arrived + promised * (1 - config.margin) / 1e3, arrived + promised / 1e3,
+            arrived + promised * (1 - MARGIN) / 1e3, arrived + promised / 1e3,
             asyncio.get_running_loop().create_future(),
         )  # fmt: skip
 
     def _admit(self, ticket: Ticket, now: float) -> None:
         """Refuse what cannot be in time even if all that is before it is served by the smallest."""
         if self._closed or self.broken:
-            raise UnavailableError("the server is stopping" if self._closed else "a lane has ended")
+            code = Refused.STOPPING if self._closed else Refused.LANE_ENDED
+            raise UnavailableError(Refusal(code))
         hopeless = now + self.pace.possible(ticket.least, ticket.rows) / 1e3 - ticket.due
         if hopeless > 0:  # by itself: that says nothing of load
-            takes = self.pace.expected(ticket.least, ticket.rows)
-            raise self._too_late(ticket, hopeless, f"{ticket.least} takes {takes:.3g} ms")
+            takes = self.pace.expected(ticket.least, ticket.rows) / 1e3
+            raise ticket.too_late(Refused.TAKES_LONGER, hopeless, takes)
         self.policy.arrived(now, ticket.rows)
         if self.waiting >= self._most:
-            raise RefusedError(f"{self.waiting} requests are waiting, the most there may be")
+            raise RefusedError(Refusal(Refused.QUEUE_FULL, self.waiting))
         ticket.tried = not self.waiting
         ahead = sum(max(0.0, until - now) for until, _ in self._running.values())
         for one in self._queue:
             if one.deadline > ticket.deadline:
                 break
             ahead += self.pace.expected(one.least, one.rows) / 1e3
-        wait = ahead / self.policy.lanes
-        late = now + wait + self._takes(ticket) - ticket.deadline
+        wait, takes = ahead / self.policy.lanes, ticket.seconds(self.pace)
+        late = now + wait + takes - ticket.deadline
         if late > 0 and not ticket.tried:
-            why = f"{1e3 * self._takes(ticket):.3g} ms of {ticket.least} behind {1e3 * wait:.3g} ms"
-            raise self._too_late(ticket, late, f"{why} of others")
+            raise ticket.too_late(Refused.BEHIND_OTHERS, late, takes, wait)
 
     def _expire(self, ticket: Ticket) -> None:
         """Refuse what still waits when it is due, though every lane is busy."""
         if ticket in self._queue:
             self._queue.remove(ticket)
-            why = "every lane was busy until then"
-            _fail(ticket, self._too_late(ticket, self._takes(ticket), why))
+            ticket.fail(ticket.too_late(Refused.LANES_BUSY, ticket.seconds(self.pace)))
             if not self.waiting:
                 self._idle.set()
-
-    def _takes(self, ticket: Ticket) -> float:
-        """Seconds of the smallest profile that may serve it."""
-        known = self.pace.possible if ticket.tried else self.pace.expected
-        return known(ticket.least, ticket.rows) / 1e3
-
-    def _too_late(self, ticket: Ticket, late: float, why: str) -> RefusedError:
-        promised = (ticket.due - ticket.arrived) * 1e3
-        return RefusedError(f"cannot be answered within {promised:.3g} ms: {why}", late)
 
     async def _lane(self, index: int) -> None:
         loop = asyncio.get_running_loop()
@@ -228,7 +181,7 @@ class Scheduler:
                 raise
             except Exception as error:  # whatever it is, it is told to those who wait
                 for ticket in lot:
-                    _fail(ticket, error)
+                    ticket.fail(error)
             else:
                 self._hand_out(lot, answers, start, rows)
                 await self._maybe_shadow(index, chosen[0], answers[0])
@@ -242,7 +195,7 @@ class Scheduler:
             return
         log.error("a lane has ended", exc_info=lane.exception())
         for ticket in self._queue:
-            _fail(ticket, UnavailableError("a lane has ended"))
+            ticket.fail(UnavailableError(Refusal(Refused.LANE_ENDED)))
         self._queue.clear()
         self._running.clear()
         self._idle.set()
@@ -286,12 +239,10 @@ class Scheduler:
         """Refuse what waited for so long that no profile answers it in time any more."""
         kept = []
         for ticket in self._queue:
-            late = now + self._takes(ticket) - ticket.due
+            late = now + ticket.seconds(self.pace) - ticket.due
             if late > 0:
-                waited = (
-                    f"waited {1e3 * (now - ticket.arrived):.3g} ms, {ticket.least} takes longer"
-                )
-                _fail(ticket, self._too_late(ticket, late, waited))
+                waited = now - ticket.arrived
+                ticket.fail(ticket.too_late(Refused.WAITED, late, wait=waited))
             elif not ticket.answered.done():  # else its client has gone
                 kept.append(ticket)
         self._queue = kept
@@ -318,7 +269,7 @@ class Scheduler:
             else:
                 choice = self.runtime.choose(ticket.budget, ticket.arrays[0])
         except Exception as error:  # whatever it is, it is told to the one who asks
-            _fail(ticket, error)
+            ticket.fail(error)
             return None
         return Chosen(ticket.arrays, choice, ticket.budget, ticket.profile is not None)
 
@@ -342,36 +293,17 @@ class Scheduler:
             self._on_swap(str(before), answer.profile, answer.reason)
 
     async def _maybe_shadow(self, index: int, one: Chosen, answer: Answer) -> None:
-        """Ask the largest profile as well, now and then, while nobody waits for the lane."""
-        top = self.policy.chain[-1]
-        took = self.pace.careful(top, len(one.arrays[0]))
-        rare = self._random.random() >= self._shadow
-        if rare or self._queue or answer.profile == top or len(self.policy.chain) < 2:
+        """Observe the drift of an answer, while nobody waits for the lane."""
+        seconds = self._shadow.seconds(len(one.arrays[0]), answer.profile)
+        if seconds is None or self._queue:
             return
-        if took > SHADOWED * self.policy.config.within_ms:
-            return
-        self._running[index] = time.monotonic() + took / 1e3, 0
+        self._running[index] = time.monotonic() + seconds, 0
         loop = asyncio.get_running_loop()
         try:
             drifts = await loop.run_in_executor(
-                self._threads, _shadowed, self.runtime, top, one.arrays, answer, self.pace.largest
+                self._threads, self._shadow.drifts, one.arrays, answer
             )
         except T3CError as error:  # its client has had an answer
             log.warning("no shadow of %s: %s", answer.profile, error)
         else:
             self._on_drift(answer.profile, drifts)
-
-
-def _shadowed(
-    runtime: Runtime, top: str, arrays: list[Array], answer: Answer, largest: int
-) -> list[float]:
-    """How far an answer is from the largest profile's; that is no call of a client's."""
-    with runtime.pool.lease(top) as session:
-        wanted = in_parts(session.run, arrays, largest)
-    found: list[float] = relative_drift(answer.output, wanted[0]).tolist()
-    return found
-
-
-def _fail(ticket: Ticket, error: Exception) -> None:
-    if not ticket.answered.done():
-        ticket.answered.set_exception(error)

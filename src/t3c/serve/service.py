@@ -19,19 +19,19 @@ from t3c.errors import (
     T3CError,
     UnavailableError,
 )
-from t3c.runtime.adapt import HELD_BACK
 from t3c.runtime.generating import Token
 from t3c.runtime.monitor import Shift
+from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Choice
-from t3c.runtime.standing import guarantee
-from t3c.serve.book import OUTCOMES, Book
+from t3c.serve.book import Book
 from t3c.serve.config import ServeConfig
 from t3c.serve.metrics import Metrics
 from t3c.serve.policy import LoadPolicy
-from t3c.serve.scheduler import Scheduler, Served
+from t3c.serve.refusals import Refusal, Refused
+from t3c.serve.scheduler import Scheduler
+from t3c.serve.tickets import Served
 from t3c.serve.versions import Origin, Version, Watch, open_version, refuse_other_face
 from t3c.spec import Budget
-from t3c.version import __version__
 
 MOST_NUMBERS = 2**22  # of an input whose sizes are free
 REFUSALS_SECONDS = 5.0  # in which refusals are one event
@@ -56,13 +56,13 @@ class Service:
     @property
     def version(self) -> Version:
         if self._version is None:
-            raise UnavailableError("the artifact is not loaded yet")
+            raise UnavailableError(Refusal(Refused.NOT_LOADED))
         return self._version
 
     @property
     def scheduler(self) -> Scheduler:
         if self._scheduler is None:
-            raise UnavailableError("the artifact is not loaded yet")
+            raise UnavailableError(Refusal(Refused.NOT_LOADED))
         return self._scheduler
 
     @property
@@ -109,7 +109,7 @@ class Service:
                 if self.state == "draining":
                     new.watching.close()
                     new.runtime.close()
-                    raise UnavailableError("the server is stopping")
+                    raise UnavailableError(Refusal(Refused.STOPPING))
             except (T3CError, OSError, MemoryError, RuntimeError) as error:
                 self.metrics.reloads.labels("rolled back").inc()
                 self.book.event("reload", f"rolled back to {old.name}: {error}")
@@ -131,14 +131,22 @@ class Service:
             self._let_go(self.version, self.scheduler)
         await asyncio.gather(*self._closing)
 
-    def set_budget(self, budget: Budget) -> Choice:
-        """What requests without a budget may cost from now on; what serves them."""
+    def set_budget(self, budget: Budget) -> None:
+        """Set what requests without a budget may cost from now on."""
         choice = self.version.runtime.choose(budget)
         self.budget = budget
         limits = {k: v for k, v in asdict(budget).items() if v is not None and k != "quantile"}
         told = ", ".join(f"{name} {value:g}" for name, value in limits.items()) or "no limit"
         self.book.event("budget", f"{told}: {choice.profile}")
-        return choice
+
+    def standing(self, budget: Budget | None, profile: str | None = None) -> Choice:
+        """Return which profile would serve a budget now; without one, what serves requests that
+        name none."""
+        if profile is None and budget is None:
+            profile = self.config.fixed
+        if profile is not None:
+            return self.named(profile)
+        return self.version.runtime.choose(self.budget if budget is None else budget)
 
     async def infer(
         self,
@@ -175,7 +183,7 @@ class Service:
         """Go on with a text: the ids of its tokens, and the last of them. One text at a time: it
         runs beside the lanes, for people who try the model."""
         if self.state == "draining":
-            raise UnavailableError("the server is stopping")
+            raise UnavailableError(Refusal(Refused.STOPPING))
         runtime = self.version.runtime
 
         def run() -> list[Token]:
@@ -199,107 +207,13 @@ class Service:
         else:
             self._refused = since, count + 1
 
-    def profiles(self) -> dict[str, Any]:
-        """Every profile with what is known of it here."""
-        runtime, model = self.version.runtime, self.version.model
-        refused, active = runtime.refused, self.standing(None)["profile"]
-        rows = []
-        for candidate in runtime.placed.candidates:
-            certificate = runtime.certificates.get(candidate.profile)
-            latency = candidate.latency
-            rows.append(
-                {
-                    "name": candidate.profile,
-                    "size_mb": candidate.size_mb,
-                    "latency_ms": latency
-                    and {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99},
-                    "guard": candidate.guard,
-                    "energy_mj": candidate.energy_mj,
-                    "epsilon": certificate and certificate.epsilon,
-                    "delta": certificate and certificate.delta,
-                    "samples": certificate and certificate.samples,
-                    "mean_drift": certificate and certificate.mean,
-                    "refused": refused.get(candidate.profile),
-                    "active": candidate.profile == active,
-                }
-            )
-        takes = "image" if model.image else "text" if self.version.tokenizer else "numbers"
-        return {
-            "model": model.name, "version": self.version.name, "t3c": __version__,
-            "device": runtime.device.model_dump(mode="json"), "note": runtime.note,
-            "takes": takes, "writes": bool(model.states),
-            "classes": list(model.classes) if model.classes else None, "profiles": rows,
-        }  # fmt: skip
-
-    def standing(self, budget: Budget | None, profile: str | None = None) -> dict[str, Any]:
-        """Which profile would serve a budget now, and what would be guaranteed; without one, what
-        serves requests that name none."""
+    def named(self, profile: str) -> Choice:
+        """Return a profile by its name; one that does not run here is the client's mistake."""
         runtime = self.version.runtime
-        if profile is None and budget is None:
-            profile = self.config.fixed
-        if profile is not None:
-            choice = self._named(profile)
-        else:
-            choice = runtime.choose(self.budget if budget is None else budget)
-        certificate = runtime.certificates.get(choice.profile)
-        return {
-            "profile": choice.profile, "reason": choice.reason, "warnings": list(choice.warnings),
-            "certificate": None if certificate is None else asdict(certificate),
-            "guarantee": guarantee(certificate),
-        }  # fmt: skip
-
-    def live_view(self) -> dict[str, Any]:
-        """The server as the dashboard shows it."""
-        version, scheduler, book = self.version, self.scheduler, self.book
-        runtime, policy = version.runtime, scheduler.policy
-        now, asked = time.monotonic(), runtime.signals.asked
-        standing = self.standing(None)
-        reasons = list(asked.reasons)
-        evidence = [watch.monitor.evidence for watch in runtime.watches.values()]
-        return {
-            "model": version.model.name, "version": version.name, "state": self.state,
-            "now": time.time(), "uptime_s": time.time() - book.started,
-            "objective_ms": policy.config.objective_ms, "budget": asdict(self.budget),
-            **{name: standing[name] for name in ("profile", "reason", "warnings")},
-            "steps": len(policy.chain) - 1 - policy.chain.index(scheduler.ceiling),
-            "pressures": reasons, "alarm": runtime.alarm.raised is not None,
-            "load": {
-                "requests_per_s": policy.rate(now),
-                "utilization": policy.utilization(now, standing["profile"]),
-                "waiting": scheduler.waiting,
-            },
-            "latency_ms": book.latency(), "totals": {k: book.totals[k] for k in OUTCOMES},
-            "series": book.series(),
-            "drift": [
-                {
-                    "profile": name,
-                    "epsilon": c.epsilon if (c := runtime.certificates.get(name)) else None,
-                    "mean": c.mean if c else None,
-                    "observed": book.observed(name),
-                }
-                for name in (candidate.profile for candidate in runtime.placed.candidates)
-            ],
-            "monitor": {"evidence": max(evidence)} if evidence else None,
-            "events": list(book.events),
-        }  # fmt: skip
-
-    def metrics_page(self) -> bytes:
-        """What Prometheus reads, with gauges as they are now."""
-        metrics = self.metrics
-        if self._version is not None and self._scheduler is not None:
-            runtime, policy = self.version.runtime, self.scheduler.policy
-            metrics.waiting.set(self.scheduler.waiting)
-            metrics.utilization.set(policy.utilization(time.monotonic(), policy.chain[-1]))
-            metrics.objective.set(policy.config.objective_ms / 1e3)
-            for name in policy.chain:
-                metrics.ceiling.labels(name).set(name == self.scheduler.ceiling)
-                if (certificate := runtime.certificates.get(name)) is not None:
-                    metrics.epsilon.labels(name).set(certificate.epsilon)
-                if (seen := self.book.observed(name)) is not None:
-                    metrics.drift.labels(name).set(seen["mean"])
-            evidence = [watch.monitor.evidence for watch in runtime.watches.values()]
-            metrics.evidence.set(max(evidence, default=0.0))
-        return metrics.page()
+        try:
+            return runtime.chooser.named(runtime.chain[profile].name)
+        except EngineError as error:
+            raise SpecError(str(error)) from error
 
     def _checked(self, inputs: Any, profile: str | None) -> list[Array]:
         runtime, most = self.version.runtime, self.config.limits.rows
@@ -307,16 +221,8 @@ class Service:
         if len(arrays[0]) > most:
             raise DataError(f"{len(arrays[0])} samples in one request, at most {most}")
         if profile is not None:
-            self._named(profile)
+            self.named(profile)
         return arrays
-
-    def _named(self, profile: str) -> Choice:
-        """A profile by its name; one that does not run here is the client's mistake."""
-        runtime = self.version.runtime
-        try:
-            return runtime.chooser.named(runtime.chain[profile].name)
-        except EngineError as error:
-            raise SpecError(str(error)) from error
 
     def _count(self, served: Served, took: float, rows: int) -> None:
         answer, metrics = served.answer, self.metrics
@@ -327,14 +233,14 @@ class Service:
         metrics.rows.observe(rows)
         if served.late:
             metrics.late.inc()
-        if answer.reason.startswith(HELD_BACK):
+        if answer.reason.code is Code.HELD_BACK:
             metrics.downshifts.inc()
 
     def _take(self, version: Version) -> None:
         """Serve a version from now on."""
         config, runtime = self.config, version.runtime
         chain = [candidate.profile for candidate in runtime.candidates]
-        policy = LoadPolicy(version.policy, chain, version.pace, config.lanes)
+        policy = LoadPolicy(version.objective_ms, config.dwell, chain, version.pace, config.lanes)
         scheduler = Scheduler(
             runtime, version.pace, policy, waiting=config.limits.waiting, shadow=config.shadow,
             fixed=config.fixed, on_swap=self._swapped, on_drift=self.book.drifted,
@@ -354,7 +260,7 @@ class Service:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _swapped(self, before: str, after: str, why: str) -> None:
+    def _swapped(self, before: str, after: str, why: Remark) -> None:
         self.metrics.swaps.inc()
         self.book.event("swap", f"{before} to {after}: {why}")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from t3c.artifact.manifest import ModelEntry, TensorEntry
-from t3c.device.measured import example_inputs
+from t3c.device.execution import example_inputs
 from t3c.errors import ArtifactError, EngineError, SpecError
 from t3c.runtime.monitor import MonitorConfig
 from t3c.runtime.runtime import Runtime, load
 from t3c.runtime.signals import Battery, CpuPressure, Source, ThermalZones
 from t3c.runtime.tokens import Tokenizer
-from t3c.serve.config import Policy, ServeConfig
+from t3c.serve.config import ServeConfig
 from t3c.serve.pace import Pace, measure_pace
 
 # What can be watched, by the name it has on the command line.
@@ -46,7 +46,7 @@ class Version:
 
     runtime: Runtime
     pace: Pace
-    policy: Policy
+    objective_ms: float
     tokenizer: Tokenizer | None
     watching: ExitStack
 
@@ -80,7 +80,7 @@ def open_version(
         for name in config.watch:
             watching.enter_context(runtime.signals.watching(SOURCES[name]()))
         words = Tokenizer.of(runtime.artifact) if runtime.artifact.tokenizer else None
-        return Version(runtime, pace, Policy(objective, dwell=config.dwell), words, watching)
+        return Version(runtime, pace, objective, words, watching)
     except BaseException:
         watching.close()
         runtime.close()

@@ -4,7 +4,15 @@ from t3c.spec.budget import Budget
 from t3c.spec.figures import QUANTILES, Bound, Certificate, Cost, ImageSpec, Latency, TextSpec
 from t3c.spec.goal import Goal
 from t3c.spec.layer import Factorization, Form, Kind, LayerSpec
-from t3c.spec.points import MAX_BITS, MIN_BITS, LayerPoint, Level, Menu, Profile, ProfileChain
+from t3c.spec.points import (
+    MAX_BITS,
+    MIN_BITS,
+    LayerPoint,
+    Level,
+    Profile,
+    ProfileChain,
+    check_menu,
+)  # fmt: skip
 
 __all__ = [
     "MAX_BITS",
@@ -23,8 +31,8 @@ __all__ = [
     "LayerPoint",
     "LayerSpec",
     "Level",
-    "Menu",
     "Profile",
     "ProfileChain",
     "TextSpec",
+    "check_menu",
 ]

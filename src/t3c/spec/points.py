@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from t3c.errors import SpecError
 
@@ -63,28 +64,13 @@ def _check_bits(bits: int) -> None:
 Point = TypeVar("Point", LayerPoint, Level)
 
 
-@dataclass(frozen=True)
-class Menu(Generic[Point]):
-    """The points one layer or unit may take: a chain, each componentwise >= the one before."""
-
-    points: tuple[Point, ...]
-
-    def __post_init__(self) -> None:
-        if not self.points:
-            raise SpecError("a menu needs at least one point")
-        for below, above in zip(self.points, self.points[1:], strict=False):
-            if below == above or not below <= above:
-                raise SpecError(f"a menu is a chain, but {above} does not stand above {below}")
-
-    @property
-    def top(self) -> Point:
-        return self.points[-1]
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self.points)
-
-    def __len__(self) -> int:
-        return len(self.points)
+def check_menu(points: Sequence[Point]) -> None:
+    """Raise unless the points of a menu are a chain, each componentwise >= the one before."""
+    if not points:
+        raise SpecError("a menu needs at least one point")
+    for below, above in itertools.pairwise(points):
+        if below == above or not below <= above:
+            raise SpecError(f"a menu is a chain, but {above} does not stand above {below}")
 
 
 @dataclass(frozen=True)

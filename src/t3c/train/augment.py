@@ -17,20 +17,6 @@ from t3c.errors import DataError, SpecError
 from t3c.nn.inputs import Inputs
 from t3c.spec import ImageSpec
 from t3c.train.losses import soft_targets
-from t3c.train.randaugment import (
-    blend,
-    check_images,
-    from_pixels,
-    grey,
-    integers,
-    rand_augment,
-    statistics,
-    to_pixels,
-    warp,
-    widened,
-)
-
-TRIES = 10  # draws of a crop's shape before the largest that fits is taken
 
 Augment = Callable[[Inputs, Generator, ImageSpec | None], Inputs]
 
@@ -39,7 +25,7 @@ def horizontal_flip(
     images: Tensor, generator: Generator, image: ImageSpec | None = None, share: float = 0.5
 ) -> Tensor:
     """Images (n, c, h, w), a share of them mirrored left to right."""
-    check_images(images)
+    _check_images(images)
     mirrored = _uniform(generator, (len(images), 1, 1, 1), 0, 1, images) < share
     return torch.where(mirrored, images.flip(3), images)
 
@@ -55,14 +41,14 @@ def crop_and_flip(
 
     Black is the value of pixel 0, or 0 where no `image` tells the normalisation.
     """
-    check_images(images)
+    _check_images(images)
     n, c, h, w = images.shape
     padded = images.new_zeros(n, c, h + 2 * padding, w + 2 * padding)
     if image is not None:
-        mean, std = statistics(image, images)
+        mean, std = _statistics(image, images)
         padded = padded - (mean / std).to(images.dtype)
     padded[:, :, padding : padding + h, padding : padding + w] = images
-    top, left = (integers(generator, 2 * padding + 1, n, images) for _ in range(2))
+    top, left = (_integers(generator, 2 * padding + 1, n, images) for _ in range(2))
     return horizontal_flip(_window(padded, top, left, (h, w)), generator, share=flip)
 
 
@@ -70,9 +56,9 @@ def shift(
     images: Tensor, generator: Generator, image: ImageSpec | None = None, pixels: int = 2
 ) -> Tensor:
     """Images (n, c, h, w), each rolled by up to `pixels` along both sides."""
-    check_images(images)
+    _check_images(images)
     n, _, h, w = images.shape
-    top, left = (integers(generator, 2 * pixels + 1, n, images) - pixels for _ in range(2))
+    top, left = (_integers(generator, 2 * pixels + 1, n, images) - pixels for _ in range(2))
     return _window(images, top, left, (h, w))
 
 
@@ -86,80 +72,6 @@ def _window(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) ->
     each = torch.arange(len(images), device=images.device).view(-1, 1, 1)
     taken = images.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]]
     return taken.permute(0, 3, 1, 2).contiguous()
-
-
-def random_resized_crop(
-    images: Tensor,
-    generator: Generator,
-    image: ImageSpec | None = None,
-    area: tuple[float, float] = (0.08, 1.0),
-    aspect: tuple[float, float] = (3 / 4, 4 / 3),
-) -> Tensor:
-    """Images (n, c, h, w), of each a part of random area and width to height, at the old size.
-
-    A shape that does not fit is drawn again; after ten draws its longer side is cut to fit.
-    """
-    check_images(images)
-    if not (0 < area[0] <= area[1] <= 1 and 0 < aspect[0] <= aspect[1]):
-        raise SpecError(f"a crop has an area in (0, 1] and a positive aspect, got {area}, {aspect}")
-    n, _, h, w = images.shape
-    shares = _uniform(generator, (n, TRIES), *area, images)
-    narrow, broad = map(math.log, aspect)
-    ratios = _uniform(generator, (n, TRIES), narrow, broad, images).exp() * (h / w)
-    sizes = torch.stack([(shares * ratios).sqrt(), (shares / ratios).sqrt()])  # of the sides
-    fitting = (sizes <= 1).all(0).int().argmax(1)  # the first that fits; 0 where none does
-    wide, high = sizes[:, torch.arange(n, device=images.device), fitting].clamp(max=1)
-    right, down = (_uniform(generator, (n,), -1, 1, images) * (1 - side) for side in (wide, high))
-    none = torch.zeros_like(wide)
-    rows = torch.stack([wide, none, right, none, high, down], dim=1).view(-1, 2, 3)
-    return warp(images, rows, padding="border")
-
-
-def color_jitter(
-    images: Tensor,
-    generator: Generator,
-    image: ImageSpec | None,
-    brightness: float = 0.4,
-    contrast: float = 0.4,
-    saturation: float = 0.4,
-    hue: float = 0.1,
-) -> Tensor:
-    """Images (n, c, h, w), each with factors of its own around 1, and a turn of hue around 0.
-
-    The order of the four changes is drawn for the batch; grey images have no saturation or hue.
-    """
-    pixels = to_pixels(images, image)
-    n = len(images)
-    limits = (brightness, contrast, saturation, hue)
-    if min(limits) < 0 or max(limits[:3]) > 1 or hue > 0.5:
-        raise SpecError(f"factors change by 0 to 1 and hue by 0 to 0.5, got {limits}")
-    draws = [_uniform(generator, (n,), -limit, limit, images) for limit in limits]
-    changes: list[Callable[[Tensor, Tensor], Tensor]] = [
-        lambda x, by: blend(torch.zeros_like(x), x, 1 + by),
-        lambda x, by: blend(grey(x).mean((2, 3), keepdim=True), x, 1 + by),
-        lambda x, by: blend(grey(x), x, 1 + by),
-        turn_hue,
-    ]
-    for index in torch.randperm(4, generator=generator, device=generator.device).tolist():
-        pixels = changes[index](pixels, draws[index])
-    return from_pixels(pixels, image, images)
-
-
-def turn_hue(pixels: Tensor, turns: Tensor) -> Tensor:
-    """Pixels (n, 3, h, w) with their hue turned by `turns` (n,) of a full circle."""
-    if pixels.shape[1] == 1:
-        return pixels
-    value, strongest = pixels.max(1)
-    chroma = value - pixels.amin(1)
-    safe = chroma.where(chroma > 0, 1)
-    red, green, blue = pixels.unbind(1)
-    sixths = torch.stack([(green - blue), (blue - red), (red - green)], 1) / safe[:, None]
-    sixths = sixths.gather(1, strongest[:, None])[:, 0] + 2 * strongest
-    sixths = sixths + 6 * turns.to(pixels.dtype).view(-1, 1, 1)
-    # each channel falls from the value by the chroma, as far as the hue is from its own
-    distances = [(sixths + offset) % 6 for offset in (5, 3, 1)]
-    falls = torch.stack([torch.minimum(d, 4 - d).clamp(0, 1) for d in distances], 1)
-    return (value[:, None] - chroma[:, None] * falls).clamp(0, 1)
 
 
 def drop_tokens(
@@ -178,9 +90,10 @@ def mixup(
     images: Tensor, target: Tensor, generator: Generator, *, classes: int, alpha: float = 0.2
 ) -> tuple[Tensor, Tensor]:
     """Each image (n, c, h, w) mixed with another, and its target in shares (n, classes)."""
-    check_images(images)
+    _check_images(images)
     partner, kept = _partners(images, generator, alpha)
-    mixed = _mix(widened(images), partner, kept).to(images.dtype)
+    wide = torch.promote_types(images.dtype, torch.float32)
+    mixed = _mix(images.to(wide), partner, kept).to(images.dtype)
     return mixed, _mix(soft_targets(target, classes), partner, kept)
 
 
@@ -188,7 +101,7 @@ def cutmix(
     images: Tensor, target: Tensor, generator: Generator, *, classes: int, alpha: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Each image (n, c, h, w) with a box of another, and its target in shares of the area."""
-    check_images(images)
+    _check_images(images)
     n, _, h, w = images.shape
     partner, kept = _partners(images, generator, alpha)
     inside = []
@@ -227,6 +140,31 @@ def _uniform(
     return (low + (high - low) * drawn).to(like.device)
 
 
+def _integers(generator: Generator, below: int, count: int, like: Tensor) -> Tensor:
+    """`count` integers of 0 to `below` - 1."""
+    drawn = torch.randint(below, (count,), generator=generator, device=generator.device)
+    return drawn.to(like.device)
+
+
+def _statistics(image: ImageSpec, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and std, each (1, c, 1, 1) or (1, 1, 1, 1)."""
+    if len(image.mean) not in (1, images.shape[1]):
+        raise DataError(f"a mean of {len(image.mean)} channels for {images.shape[1]} of the images")
+    wide = torch.promote_types(images.dtype, torch.float32)
+    mean, std = (
+        torch.tensor(values, dtype=wide, device=images.device).view(1, -1, 1, 1)
+        for values in (image.mean, image.std)
+    )
+    return mean, std
+
+
+def _check_images(images: Tensor) -> None:
+    """Refuse what is no batch of normalised images."""
+    if images.dim() != 4 or not images.is_floating_point():
+        shape = tuple(images.shape)
+        raise DataError(f"images are floats (n, c, h, w), got {images.dtype} {shape}")
+
+
 def _of_images(change: Callable[[Tensor, Generator, ImageSpec | None], Tensor]) -> Augment:
     def augment(inputs: Inputs, generator: Generator, image: ImageSpec | None) -> Tensor:
         if not isinstance(inputs, Tensor):
@@ -251,13 +189,9 @@ AUGMENTATIONS: dict[str, Augment] = {
     "horizontal_flip": _of_images(horizontal_flip),
     "crop_and_flip": _of_images(crop_and_flip),
     "shift": _of_images(shift),
-    "random_resized_crop": _of_images(random_resized_crop),
-    "color_jitter": _of_images(color_jitter),
-    "rand_augment": _of_images(rand_augment),
     "drop_tokens": _of_tokens(drop_tokens),
 }
 MIXING = {"mixup": mixup, "cutmix": cutmix}  # these make a batch of a batch, labels with it
-COLOURS = ("color_jitter", "rand_augment")  # these must know what is black and what is white
 
 
 @dataclass(frozen=True)
@@ -275,8 +209,6 @@ class Augmentation:
             if name not in (*AUGMENTATIONS, *MIXING):
                 known = ", ".join((*AUGMENTATIONS, *MIXING))
                 raise SpecError(f"an augmentation is one of {known}, got {name!r}")
-            if name in COLOURS and self.image is None:
-                raise SpecError(f"{name} works on pixel values: give image=ImageSpec(...)")
 
     @property
     def single(self) -> tuple[str, ...]:

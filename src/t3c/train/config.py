@@ -10,15 +10,16 @@ from t3c.certify.penalty import PENALTIES
 from t3c.errors import SpecError
 from t3c.spec import Goal
 from t3c.train.augment import MIXING
+from t3c.train.policy_net import ENTROPY, OVERRUN
 from t3c.train.precision import Precision
 
 FULL_TERMS = ("task", "anchor")  # of the full view
 NETWORK_TERMS = (
     *FULL_TERMS, "distill", "augment", "certificate", "tail", "spectral", "gap",
 )  # fmt: skip
-# What the controller's terms weigh beside each other; its parameters are its own, so the network's
-# terms do not compete with them. As `ControllerConfig` has them for training at export.
-CONTROLLER_WEIGHTS = {"drift": 1.0, "budget": 10.0, "entropy": 0.01}
+# What the controller's terms weigh beside each other, as at export; its parameters are its own, so
+# the network's terms do not compete with them.
+CONTROLLER_WEIGHTS = {"drift": 1.0, "budget": OVERRUN, "entropy": ENTROPY}
 TERMS = (*NETWORK_TERMS, *CONTROLLER_WEIGHTS)
 
 CLIP_NORM = 1.0  # of the gradient: the usual value for AdamW, the paper names none

@@ -17,7 +17,7 @@ from t3c.errors import SpecError, TrainError
 from t3c.nn.masks import temperature_at
 from t3c.spec import Level
 from t3c.train import policy_gradient as pg
-from t3c.train.policy_net import Controller, ControllerConfig
+from t3c.train.policy_net import ENTROPY, OVERRUN, Controller, ControllerConfig
 from t3c.train.terrain import Ground, Terrain
 from t3c.train.warm_start import warm_start_
 
@@ -109,7 +109,7 @@ def train_controller(
 
 def objective(course: Course) -> float:
     """What a controller is judged by: mean log drift and overruns at a fixed set of tokens."""
-    total, config = 0.0, course.config
+    total = 0.0
     for device, ground in enumerate(course.grounds):
         limits, summary, drift = _judged(ground), None, None
         if course.inputs is not None:
@@ -119,7 +119,7 @@ def objective(course: Course) -> float:
             summary, drift = _samples(course.inputs, rows)
         choice = course.controller.decide(limits, device, summary)
         quality = course.quality(ground, choice, drift)
-        total += float((config.overrun * ground.overrun(choice, limits) - quality).mean())
+        total += float((OVERRUN * ground.overrun(choice, limits) - quality).mean())
     return total / len(course.grounds)
 
 
@@ -158,17 +158,17 @@ def _loss(course: Course, step: int, steps: int, least: float) -> tuple[Tensor, 
         summary, drift = _samples(course.inputs, rows)
     logits = controller(limits, device, summary)
     if config.method == "gumbel":
-        temperature = temperature_at(step, max(1, steps // 3), config.temperature)
+        temperature = temperature_at(step, max(1, steps // 3))
         choice = pg.straight_through(logits, temperature, noise)
     else:
         choice, log_prob = pg.draw(logits, noise)
     quality, overrun = course.quality(ground, choice, drift), ground.overrun(choice, limits)
-    returns = quality - config.overrun * overrun
+    returns = quality - OVERRUN * overrun
     loss = -returns.mean()
     if config.method == "reinforce":
         loss = pg.surrogate(log_prob, returns.detach(), course.value(limits, device))
     spread = pg.entropy(logits)
-    loss = loss - config.entropy * (1 - step / steps) * spread
+    loss = loss - ENTROPY * (1 - step / steps) * spread
     falls = torch.zeros(())
     if config.isotonic:
         room = torch.rand(limits.shape, generator=noise, dtype=limits.dtype) * (1 - limits)

@@ -18,7 +18,11 @@ from t3c.nn.weight import ElasticWeight
 from t3c.quant.straight_through import VIEWS
 from t3c.spec import MAX_BITS, Profile
 from t3c.train.calls import Call, answer, record
+from t3c.train.config import CLIP_NORM
 
+# Share of steps on inputs that the network compressed to the step's profile gives the block, which
+# is what the block will see; the rest are on the original's, where its own error is seen alone.
+MIX = 0.5
 OnStep = Callable[[str, int, float], object]
 
 
@@ -26,32 +30,21 @@ OnStep = Callable[[str, int, float], object]
 class BlockConfig:
     """How long and how hard each block is trained.
 
-    `mix` is the share of steps on inputs that the network compressed to the step's profile gives
-    the block, the rest are on the original's. The target is what the original's block answers to
-    the same inputs: asked to undo what blocks before it lost, blocks helped the lowest profiles a
-    little and cost those in the middle much.
+    The target is what the original's block answers to the same inputs: asked to undo what blocks
+    before it lost, blocks helped the lowest profiles a little and cost those in the middle much.
     """
 
     steps: int = 200
     learning_rate: float = 1e-3
     batch: int = 32
-    profiles_per_step: int = 1
-    mix: float = 0.5
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
     seed: int = 3407
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "profiles_per_step"):
+        for name in ("steps", "batch"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "clip_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise SpecError(f"{name} must be positive, got {getattr(self, name):g}")
-        if not 0 <= self.mix <= 1:
-            raise SpecError(f"mix must be in [0, 1], got {self.mix:g}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise SpecError(f"weight_decay must be at least 0, got {self.weight_decay:g}")
+        if not 0 < self.learning_rate < math.inf:
+            raise SpecError(f"learning_rate must be positive, got {self.learning_rate:g}")
 
 
 @dataclass(frozen=True)
@@ -98,9 +91,8 @@ class Block:
         before = self._examine(exams)
         if not math.isfinite(before):
             raise TrainError(f"block {self.name!r}: the error is not finite before it is trained")
-        optimizer = torch.optim.AdamW(
-            self.parameters, lr=self.config.learning_rate, weight_decay=self.config.weight_decay
-        )
+        rate = self.config.learning_rate
+        optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.config.steps)
         for step, loss in enumerate(self._losses(chunks, draw, rng)):
             value = float(loss.detach())
@@ -126,25 +118,21 @@ class Block:
         for _ in range(self.config.steps):
             order = order or rng.permutation(len(chunks)).tolist()
             index, run = order.pop(), int(rng.integers(self.runs))
-            compressed = rng.random() < self.config.mix
-            errors = []
-            for profile in [draw() for _ in range(self.config.profiles_per_step)]:
-                given = known[index][run]
-                if compressed:
-                    given = self._compressed(chunks[index], profile)[run]
-                errors.append(self._error(given, profile))
-            yield torch.stack(errors).mean()
+            compressed, profile = rng.random() < MIX, draw()
+            given = self._compressed(chunks[index], profile) if compressed else known[index]
+            yield self._error(given[run], profile)
 
     def exams(self, chunks: list[Inputs], profiles: list[Profile]) -> list[Exam]:
         """The block on the original's inputs and on compressed ones, each with its weight."""
         exams = []
         for chunk in chunks:
             known = record(self.original, self.name, chunk, self.runs)
-            size, mix = len(tensors(chunk)[0]), self.config.mix
+            size = len(tensors(chunk)[0])
             for profile in profiles:
-                exams += [(profile, size * (1 - mix), given) for given in known]
-                mine = self._compressed(chunk, profile) if mix else []
-                exams += [(profile, size * mix, given) for given in mine]
+                exams += [(profile, size * (1 - MIX), given) for given in known]
+                exams += [
+                    (profile, size * MIX, given) for given in self._compressed(chunk, profile)
+                ]
         return exams
 
     @torch.no_grad()
@@ -168,7 +156,7 @@ class Block:
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+        nn.utils.clip_grad_norm_(self.parameters, CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         top = VIEWS.index(MAX_BITS)

@@ -21,26 +21,32 @@ METHODS = ("gumbel", "reinforce")
 _NEVER = -1e9  # the logit of what fills up a shorter chain
 
 
+KNOTS = (
+    33  # of the monotone curve from a limit to the reach it allows: finer than budgets tell apart
+)
+ENTROPY = 0.01  # weight of what keeps choices open; it falls to nothing over the run
+OVERRUN = 10.0  # weight of what a choice takes above its limits, beside its log drift
+
+
 @dataclass(frozen=True)
 class ControllerConfig:
-    """The size of a controller, how it is trained, and what each term weighs.
+    """The size of a controller, and how it is trained.
 
-    `overrun` weighs what a choice takes above its limits, `entropy` what keeps choices open (it
-    falls to nothing) and `isotonic` the hinge on sizes that fall as budgets grow. With `monotone`
-    the weights of the budget path cannot be negative and that hinge is not needed; without it the
-    hinge alone is to keep order, and the controller is not one to export. `temperature` is that of
-    the first step (paper E.2). `proposals` trains continuous proposals as well.
+    `hidden` is its width; `steps`, `learning_rate` and `batch` (of budgets) are Adam's.
+    `method` is how it learns through choices: straight-through Gumbel-softmax or REINFORCE.
+    `monotone` keeps the weights of the budget path from being negative. Without it the hinge alone
+    (`isotonic` is its weight, on sizes that fall as budgets grow) is to keep order, and the
+    controller is not one to export.
+    `token` is what it is told of a budget: every limit, or the tightest.
+    `summary_units` are units that see a summary of the input as well.
+    `proposals` trains continuous proposals as well.
     """
 
     hidden: int = 32
-    knots: int = 33
     steps: int = 600
     learning_rate: float = 3e-3
     batch: int = 64
     method: Literal["gumbel", "reinforce"] = "gumbel"
-    temperature: float = 2.0
-    entropy: float = 0.01
-    overrun: float = 10.0
     isotonic: float = 0.0
     monotone: bool = True
     token: Literal["tuple", "scalar"] = "tuple"
@@ -49,15 +55,13 @@ class ControllerConfig:
     seed: int = 3407
 
     def __post_init__(self) -> None:
-        for name, least in (("hidden", 1), ("knots", 2), ("steps", 1), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise SpecError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("learning_rate", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise SpecError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("entropy", "overrun", "isotonic"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise SpecError(f"{name} weighs at least 0, got {getattr(self, name)}")
+        for name in ("hidden", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.learning_rate < math.inf:
+            raise SpecError(f"learning_rate must be positive, got {self.learning_rate}")
+        if not 0 <= self.isotonic < math.inf:
+            raise SpecError(f"isotonic weighs at least 0, got {self.isotonic}")
         for name, known in (("method", METHODS), ("token", TOKENS)):
             if getattr(self, name) not in known:
                 got = getattr(self, name)
@@ -91,7 +95,7 @@ class Controller(nn.Module):
             spread = torch.randn(shape, generator=noise, dtype=torch.float64) * 0.1
             return nn.Parameter(value + spread * (1 if value == 0 else abs(value)))
 
-        self.reach = near(self.free(1 / (config.knots - 1)), resources, config.knots)
+        self.reach = near(self.free(1 / (KNOTS - 1)), resources, KNOTS)
         self.inward = near(self.free(0.3), hidden, resources)
         self.inward_bias = near(0.0, hidden)
         self.device = near(0.0, len(devices), hidden)

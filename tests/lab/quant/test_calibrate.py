@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.quant.calibrate import ScaleAverage, bias_correction, choose_percentile
+from lab.quant.calibrate import bias_correction, choose_percentile
 from lab.quant.uniform import Grid, fit_uniform, uniform_quantize
 from t3c.errors import DataError, SpecError
 
@@ -94,37 +94,3 @@ def test_means_of_other_channels() -> None:
     for groups, channels in ((1, 4), (2, 3), (5, 15), (0, 0)):
         with pytest.raises(DataError, match=f"{groups} groups"):
             bias_correction(torch.zeros(4, 3), torch.zeros(channels), groups)
-
-
-def test_the_average_is_the_weighted_mean() -> None:
-    scales = torch.rand(6, 3, dtype=torch.float64, generator=generator())
-    average = ScaleAverage(0.9)
-    for count in range(1, 7):
-        weights = 0.9 ** torch.arange(count - 1, -1, -1, dtype=torch.float64)
-        expected = (weights[:, None] * scales[:count]).sum(0) / weights.sum()
-        torch.testing.assert_close(average.update(scales[count - 1]), expected)
-    torch.testing.assert_close(average.value, expected)
-
-
-def test_an_average_goes_on_from_its_state_and_taken_values_stay() -> None:
-    first, second = torch.tensor([1.0, 4.0]), torch.tensor([2.0, 3.0], requires_grad=True)
-    average = ScaleAverage(0.5)
-    taken = average.update(first)
-    resumed = ScaleAverage(average.decay, average.steps, average.total)
-    torch.testing.assert_close(average.update(second), resumed.update(second))
-    first.zero_()
-    torch.testing.assert_close(taken, torch.tensor([1.0, 4.0]))
-    assert not average.value.requires_grad
-
-
-def test_scales_that_do_not_average() -> None:
-    with pytest.raises(SpecError):
-        ScaleAverage(1.0)
-    average = ScaleAverage(0.5)
-    with pytest.raises(DataError, match="no scales"):
-        _ = average.value
-    average.update(torch.ones(2))
-    for wrong in (torch.ones(3), torch.ones(1), torch.tensor([1.0, torch.inf])):
-        with pytest.raises(DataError):
-            average.update(wrong)
-    torch.testing.assert_close(average.value, torch.ones(2))

@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from t3c.control.menu import Option, chain
 from t3c.control.snap import snap
-from t3c.control.templates import ROLES, ladder, template
+from t3c.control.templates import ladder, places, template, template_wishes
 from t3c.convert import ElasticConfig, Unit, plan_conversion, units
-from t3c.convert.config import Role
-from t3c.exporter.proposals import places, template_wishes
 from t3c.quant.policy import RankTiedBits
-from t3c.spec import LayerPoint
+from t3c.spec import Level
 
 
 class Attention(nn.Module):
@@ -44,10 +42,6 @@ def transformer(config: ElasticConfig | None = None) -> list[Unit]:
         Attention(64), nn.Linear(64, 64),
     )  # fmt: skip
     return units(plan_conversion(model, torch.randint(0, 50, (2, 7)), config).layers)
-
-
-def test_roles_are_those_of_conversion() -> None:
-    assert set(ROLES) == {str(role) for role in Role}
 
 
 def test_places() -> None:
@@ -99,12 +93,12 @@ def test_wishes_rise_to_the_top_of_every_unit(found: list[Unit], count: int) -> 
     for unit in found:
         points = unit.points()
         mine = [wish[unit.name] for wish in wishes]
-        assert (mine[-1].rank, mine[-1].bits) == (len(unit.levels), 8)
+        assert (mine[-1].level, mine[-1].bits) == (len(unit.levels), 8)
         for wish in mine:
-            assert 1 <= wish.rank <= len(unit.levels)
+            assert 1 <= wish.level <= len(unit.levels)
             assert min(p.bits for p in points) <= wish.bits <= 8
         for below, above in itertools.pairwise(mine):
-            assert below.rank <= above.rank
+            assert below.level <= above.level
             assert below.bits <= above.bits
             free = len({p.bits for p in points}) > 1
             assert not free or below.bits < above.bits
@@ -115,22 +109,22 @@ def test_a_rank_stands_for_the_share_of_its_level() -> None:
     for share, wish in zip(ladder(5), template_wishes(found, 5), strict=True):
         wanted = template(places(found), share)
         for unit in found:
-            below = int(wish[unit.name].rank)
-            part = wish[unit.name].rank - below
+            below = int(wish[unit.name].level)
+            part = wish[unit.name].level - below
             levels = (*unit.levels, 1.0)
             means = (1 - part) * levels[below - 1] + part * levels[below]
             assert means == pytest.approx(max(wanted[unit.name], unit.levels[0]))
     smallest = template_wishes(found, 5)[0]
     # Attention is asked at 1/8 and 4 bits, the MLP for more.
-    assert (smallest["block 1"].rank, smallest["block 1"].bits) == (1, 4)
-    assert smallest["layer 2"].rank > 1
+    assert (smallest["block 1"].level, smallest["block 1"].bits) == (1, 4)
+    assert smallest["layer 2"].level > 1
     assert smallest["layer 2"].bits > 4
 
 
 @pytest.mark.parametrize("found", [convolutional(), transformer()], ids=["cnn", "transformer"])
 def test_snapped_wishes_are_nested_profiles(found: list[Unit]) -> None:
-    def option(unit: Unit, point: LayerPoint) -> Option:
-        work = unit.levels[point.rank - 1] * point.bits
+    def option(unit: Unit, point: Level) -> Option:
+        work = unit.levels[point.level - 1] * point.bits
         return Option(point, work + 0.01 * point.bits, 1 / work)
 
     chains = {unit.name: chain([option(unit, p) for p in unit.points()]) for unit in found}

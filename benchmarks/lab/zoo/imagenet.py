@@ -38,11 +38,11 @@ class Samples:
         return len(self.paths)
 
     def first(self, count: int | None) -> Samples:
-        """The first `count`, all of them for None, never fewer than asked for."""
+        """Return the first `count`, all of them for None, never fewer than asked for."""
         return self._at(first(range(len(self)), count, "pictures"))
 
     def split(self, tune: int | None = None, seed: int = 0) -> tuple[Samples, Samples]:
-        """Shuffled and in two that share nothing: `tune` to tune on, or half; the rest to test."""
+        """Return two shuffled parts: `tune` pictures to tune on, or half, and the rest to test."""
         held = len(self) // 2 if tune is None else tune
         if not 0 < held < len(self):
             raise DataError(f"{held} of {len(self)} pictures to tune on leave nothing for one part")
@@ -78,7 +78,7 @@ class Batches:
 
 
 def imagenet_folder() -> Path:
-    """Where ImageNet's pictures to validate on are: in T3C_DATA or in T3C_IMAGENET."""
+    """Return where ImageNet's pictures to validate on are: in T3C_DATA or in T3C_IMAGENET."""
     root, named = os.environ.get("T3C_DATA"), os.environ.get("T3C_IMAGENET")
     if root and (Path(root) / "imagenet").is_dir():
         return Path(root) / "imagenet"
@@ -91,7 +91,7 @@ def imagenet_folder() -> Path:
 def find_samples(
     folder: Path, classes: Sequence[str] | None = None, labels: Path | None = None
 ) -> Samples:
-    """The pictures of a folder, or of its `val`, in any of the forms that ImageNet comes in.
+    """Return the pictures of a folder, or of its `val`, in any of the forms that ImageNet comes in.
 
     Folders named by WordNet id, pictures named by it, or numbered pictures beside a file of
     `labels`; in the order of their paths. A class is the place of its id in `classes`, or in sorted
@@ -117,18 +117,8 @@ def find_samples(
     return Samples(tuple(path for path, _ in found), tuple(label for _, label in found))
 
 
-def read_classes(path: Path) -> tuple[str, ...]:
-    """The WordNet ids of a file in its order: each line begins with one."""
-    ids = tuple(line.split()[0] for line in _text(path).splitlines() if line.strip())
-    if odd := next((name for name in ids if not _ID.fullmatch(name)), None):
-        raise DataError(f"{path}: {odd!r} is no WordNet id such as n01440764")
-    if not ids or len(set(ids)) < len(ids):
-        raise DataError(f"{path} holds {len(ids)} WordNet ids, {len(set(ids))} of them different")
-    return ids
-
-
 def _order(place: Path, ids: Sequence[str], classes: Sequence[str] | None) -> dict[str, int]:
-    """The class of each id, if it can be known."""
+    """Return the class of each id, if it can be known."""
     if classes is None:
         if len(ids) != CLASSES:
             raise DataError(
@@ -149,7 +139,7 @@ def _order(place: Path, ids: Sequence[str], classes: Sequence[str] | None) -> di
 def _labelled(
     place: Path, pictures: Sequence[Path], classes: Sequence[str] | None, labels: Path | None
 ) -> list[tuple[Path, int]]:
-    """Numbered pictures with the classes that a file tells."""
+    """Return numbered pictures with the classes that a file tells."""
     beside = [folder / name for folder in (place, place.parent) for name in LABELS]
     file = labels or next((path for path in beside if path.is_file()), None)
     if file is None:
@@ -167,7 +157,7 @@ def _labelled(
 
 
 def _told(file: Path) -> dict[str, str]:
-    """A number or a WordNet id for each picture's name without its ending."""
+    """Return a number or a WordNet id for each picture's name without its ending."""
     text = _text(file)
     if file.suffix == ".csv":
         try:

@@ -13,12 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from lab.subjects import SUBJECTS
+from lab.zoo import imagenet_sample
+from lab.zoo.imagenet import Batches, find_samples
+from lab.zoo.vision import KNOWN, RAW, VISION, load_vision
 from t3c.compress.pictures import Preprocessing, read_image, read_preprocessing
 from t3c.errors import DataError
 from t3c.zoo import local
-from t3c.zoo.imagenet import Batches, find_samples
-from t3c.zoo.subjects import SUBJECTS
-from t3c.zoo.vision import KNOWN, RAW, VISION, load_vision
 
 transformers = pytest.importorskip("transformers")
 
@@ -275,7 +276,7 @@ def test_resnet50_of_the_local_data() -> None:
     folder = local.data_path("imagenet-sample")
     samples = find_samples(folder, vision.classes).split()[1].first(8)
     assert samples == find_samples(folder).split()[1].first(8)
-    expected = local.read_images(samples.paths[:1])[0]
+    expected = imagenet_sample.read_images(samples.paths[:1])[0]
     torch.testing.assert_close(read_image(samples.paths[0], vision.preprocessing), expected)
     with torch.inference_mode():
         right = sum(

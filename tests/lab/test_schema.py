@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from conftest import Made
+from lab.schema import schemas
 from t3c.artifact.folder import MANIFEST
 from t3c.artifact.reader import DEVICES, LEDGER
-from t3c.artifact.schema import schemas
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"
 

@@ -6,14 +6,15 @@ import json
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.ledger import Ledger
-from t3c.artifact.manifest import Manifest, Record
+from t3c.artifact.manifest import Manifest
+from t3c.artifact.plain import Record
 from t3c.artifact.upgrade import SCHEMA_VERSION
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schemas() -> dict[str, str]:
-    """The text of each schema, by its file name."""
+    """Return the text of each schema, by its file name."""
     records: dict[str, type[Record]] = {
         "manifest": Manifest, "ledger": Ledger, "device": DeviceTable,
     }  # fmt: skip

@@ -12,11 +12,12 @@ from typing import Any
 from PIL import Image
 from torch import Tensor, nn
 
+from lab.zoo import imagenet_sample
+from lab.zoo.imagenet import SHORTER, SIDE
 from t3c.compress.hugging_face import load_model
 from t3c.compress.pictures import Preprocessing, read_preprocessing
 from t3c.errors import DataError
-from t3c.zoo import local
-from t3c.zoo.imagenet import SHORTER, SIDE
+from t3c.zoo.local import data_root
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -26,7 +27,7 @@ SQUEEZED = Preprocessing(resize=(SIDE, SIDE), crop=None, resample=BICUBIC)
 HALVES = Preprocessing(
     resize=(SIDE, SIDE), crop=None, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
 )  # fmt: skip
-RAW = Preprocessing(mean=local.MEAN, std=(1.0, 1.0, 1.0), rescale=1.0)
+RAW = Preprocessing(mean=imagenet_sample.MEAN, std=(1.0, 1.0, 1.0), rescale=1.0)
 
 
 class Classifier(nn.Module):
@@ -81,7 +82,7 @@ KNOWN = {
 
 
 def load_vision(name: str) -> Vision:
-    """A classifier with the weights of its folder in T3C_DATA, or of the hub if there is none."""
+    """Return a classifier with the weights of its folder in T3C_DATA, or else of the hub."""
     if name not in KNOWN:
         raise DataError(f"no classifier {name!r}: known are {', '.join(KNOWN)}")
     known = KNOWN[name]
@@ -104,16 +105,16 @@ VISION: dict[str, Callable[[], Vision]] = {name: partial(load_vision, name) for 
 
 
 def _found(name: str, known: Known) -> tuple[Path | None, Preprocessing]:
-    """The first folder of T3C_DATA that is there, and the preprocessing of its weights."""
+    """Return the first folder of T3C_DATA that is there, and the preprocessing of its weights."""
     if os.environ.get("T3C_DATA"):
         for folder, how in {name: known.preprocessing, **known.folders}.items():
-            if (local.data_root() / folder).is_dir():
-                return local.data_root() / folder, how
+            if (data_root() / folder).is_dir():
+                return data_root() / folder, how
     return None, known.preprocessing
 
 
 def _check_size(source: str, config: Any, how: Preprocessing) -> None:
-    """Refuse pictures of another size where places in the picture are learned."""
+    """Raise for pictures of another size where places in the picture are learned."""
     if config.model_type not in ("vit", "swin"):
         return
     size = config.image_size
@@ -125,6 +126,6 @@ def _check_size(source: str, config: Any, how: Preprocessing) -> None:
 
 
 def _wordnet_ids(labels: Mapping[int, str]) -> tuple[str, ...] | None:
-    """The labels in order, if all of them are WordNet ids."""
+    """Return the labels in order, if all of them are WordNet ids."""
     names = tuple(labels[index] for index in sorted(labels))
     return names if all(len(n) == 9 and n[0] == "n" and n[1:].isdecimal() for n in names) else None

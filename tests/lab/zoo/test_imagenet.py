@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from lab.zoo import imagenet, imagenet_sample
+from lab.zoo.imagenet import Batches, Samples, find_samples
 from t3c.compress import pictures
 from t3c.compress.pictures import Preprocessing, read_image
 from t3c.errors import DataError, SpecError
-from t3c.zoo import imagenet, local
-from t3c.zoo.imagenet import Batches, Samples, find_samples
+from t3c.zoo import local
 
 IDS = ("n01440764", "n01443537", "n02012849", "n09999999")
 PLAIN = Preprocessing(resize=None, crop=(4, 4), mean=(0, 0, 0), std=(1, 1, 1), rescale=1.0)
@@ -186,21 +187,6 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert imagenet.imagenet_folder() == tmp_path / "imagenet"
 
 
-def test_files_of_classes(tmp_path: Path) -> None:
-    path = tmp_path / "synsets.txt"
-    path.write_text(f"{IDS[2]} tench, Tinca tinca\n\n{IDS[0]}\n")
-    assert imagenet.read_classes(path) == (IDS[2], IDS[0])
-    for text, message in (
-        (f"{IDS[0]}\ntench\n", "'tench' is no WordNet id"),
-        (f"{IDS[0]}\n{IDS[0]}\n", "holds 2 WordNet ids, 1 of them different"),
-        ("", "holds 0 WordNet ids"),
-    ):
-        path.write_text(text)
-        assert message in refusal(lambda: imagenet.read_classes(path))
-    path.write_bytes(b"\xff")
-    assert "cannot be read" in refusal(lambda: imagenet.read_classes(path))
-
-
 def samples(count: int) -> Samples:
     return Samples(tuple(Path(f"{i}.jpg") for i in range(count)), tuple(range(count)))
 
@@ -237,9 +223,9 @@ def test_the_sample_is_split_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("T3C_DATA", str(tmp_path))
     monkeypatch.setattr(imagenet, "CLASSES", 9)
     parts = find_samples(tmp_path / "imagenet-sample").split(seed=3)
-    for part, paths in zip(parts, local.imagenet_split(seed=3), strict=True):
+    for part, paths in zip(parts, imagenet_sample.imagenet_split(seed=3), strict=True):
         assert list(part.paths) == paths
-        assert list(part.labels) == local.imagenet_labels(paths).tolist()
+        assert list(part.labels) == imagenet_sample.imagenet_labels(paths).tolist()
 
 
 def test_batches_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -353,8 +339,8 @@ def test_an_image_spec_says_the_same_of_pixels_up_to_one() -> None:
 @pytest.mark.skipif(not os.environ.get("T3C_DATA"), reason="T3C_DATA is not set")
 def test_the_sample_is_read_as_before() -> None:
     found = find_samples(local.data_path("imagenet-sample")).split(seed=1)[1].first(3)
-    how = Preprocessing(mean=local.MEAN, std=(1.0, 1.0, 1.0), rescale=1.0)
+    how = Preprocessing(mean=imagenet_sample.MEAN, std=(1.0, 1.0, 1.0), rescale=1.0)
     images, labels = next(iter(Batches(found, how)))
-    expected, classes = local.imagenet_sample(3, seed=1, part="test")
+    expected, classes = imagenet_sample.imagenet_sample(3, seed=1, part="test")
     torch.testing.assert_close(images, expected)
     assert labels.tolist() == classes.tolist()
