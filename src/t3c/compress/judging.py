@@ -10,10 +10,13 @@ from torch import nn
 
 from t3c.compress.data import Data
 from t3c.compress.source import Source, Task
-from t3c.evidence.quality import MAX_DROP, Judge, Metric, Outputs, Run
+from t3c.convert import state_of
+from t3c.evidence.quality import MAX_DROP, Array, Judge, Metric, Outputs, Run
 from t3c.nn.inputs import Inputs, call
 from t3c.nn.view import at
 from t3c.spec import Profile
+
+BATCH = 32
 
 
 def judge_of(source: Source, data: Data, max_drop: float | None) -> Judge:
@@ -50,12 +53,28 @@ def run_original(model: nn.Module, example: Inputs) -> Run:
     return run
 
 
-def run_view(model: nn.Module, profile: Profile, example: Inputs) -> Run:
-    """Return a profile of an elastic model in torch as a function of arrays."""
-    run = run_original(model, example)
+@torch.no_grad()
+def view_losses(model: nn.Module, profile: Profile | None, data: Data, judge: Judge) -> Array:
+    """Return the expected loss of each sample (n,) for a profile of an elastic model in torch.
 
-    def viewed(arrays: list[Outputs]) -> Outputs:
-        with at(model, profile):
-            return run(arrays)
-
-    return viewed
+    Samples go in batches, since a profile's weights are put together for each call; `None` is the
+    original.
+    """
+    kept: list[tuple[Outputs, Outputs]] = []
+    losses: list[Array] = []
+    for start in range(0, len(data), BATCH):
+        part = slice(start, start + BATCH)
+        inputs = data.at(part).inputs
+        wanted = call(state_of(model).original, inputs).numpy()
+        answered = wanted
+        if profile is not None:
+            with at(model, profile):
+                answered = call(model, inputs).numpy()
+        if judge.metric is Metric.PERPLEXITY:  # logits of all texts are too large to hold
+            losses.append(judge.at(part).losses(answered, wanted))
+        else:
+            kept.append((answered, wanted))
+    if losses:
+        return np.concatenate(losses)
+    answers, original = (np.concatenate(column) for column in zip(*kept, strict=True))
+    return judge.expected_losses(answers, original)

@@ -22,7 +22,7 @@ from t3c.compress.elastic import (
     make_elastic,
     restore_elastic,
 )
-from t3c.compress.judging import judge_of, run_original, run_view
+from t3c.compress.judging import judge_of, run_original, view_losses
 from t3c.compress.measure import ARTIFACT, ORIGINAL
 from t3c.compress.place import TINY_TIMES, Row
 from t3c.compress.plan import RunPlan
@@ -47,6 +47,7 @@ from t3c.spec import Factorization, Goal, TextSpec
 KEPT = "elastic.safetensors"
 CANDIDATES = 8  # profiles asked of the exporter; it measures twice as many to choose from
 SIZE_WEIGHT = 0.2  # of bytes against time: profiles are placed by time, size is a by-product
+AIMS = (0.1, 0.15, 0.22, 0.32, 0.5, 0.8)  # first-order drifts that the smallest profile may have
 CALIBRATION = 300  # samples that plain int8 is calibrated on, as NNCF does by default
 
 
@@ -187,21 +188,21 @@ class Compression:
 
     def _aim(self, validation: Data, shares: Shares) -> tuple[Goal, Choice]:
         """Return the drift that the smallest profile may have: where it loses what tiny may."""
-        model, original = self.source.model, self._original()
+        model = self.source.model
         judge = judge_of(self.source, validation, self.options.max_drop)
-        scorer = Scorer.of(judge, validation.arrays(), original)
-        before = scorer.original_losses().mean()
+        before = view_losses(model, None, validation, judge).mean()
         wanted = 2 * TINY_TIMES * judge.limit  # training and rounding move it; placement decides
         tried: dict[str, float] = {}
-        for worst in (0.1, 0.15, 0.22, 0.32, 0.5, 0.8):
+        for place, worst in enumerate(AIMS):
             goal = _goal(worst)
             lesson = Lesson(
                 model, validation, validation, self.source.task, goal, shares, self.options.seed
             )
             smallest = lesson.profiles()[0]
-            loss = scorer.losses(run_view(model, smallest, self.source.example), expected=True)
-            tried[f"{worst:g}"] = abs(float(loss.mean() - before) - wanted)
-            if loss.mean() - before > wanted:
+            self.show.watch(f"judging drifts up to {worst:g}", place, len(AIMS))
+            lost = float(view_losses(model, smallest, validation, judge).mean() - before)
+            tried[f"{worst:g}"] = abs(lost - wanted)
+            if lost > wanted:
                 break
         choice = best(
             "drift that the smallest profile may have", tried, "off the loss aimed at",
