@@ -1,7 +1,7 @@
 """Every module and name of the library is reached from its public names or its command line.
 
-Roots are the names of `t3c.__all__`, `t3c.cli` as a command and what `examples/` import. From there
-the source is read, never run:
+Roots are the names of `t3c.__all__` and `t3c.cli` as a command. From there the source is read, never
+run:
 
 - A module is reached if reached code imports it, or names it in a string ("t3c.engines.torch").
 - A name of a module (function, class, constant; private ones too) is reached if reached code other
@@ -30,7 +30,6 @@ import pytest
 import t3c
 
 PACKAGE = Path(t3c.__file__).parent
-EXAMPLES = Path(__file__).parents[1] / "examples"
 EXCEPTIONS = {  # what nothing in the library has to reach, and why
     "t3c.exporter.timing.time_points": "makes what `export(timed=...)` and `fit(shares=...)` take",
     "t3c.runtime.pool.Pool.leased": "what is held now: how tests see that nothing is leaked",
@@ -261,11 +260,6 @@ def library() -> Walk:
         for made in package.modules[module].defined[name]:
             returned = getattr(made, "returns", None)
             public |= package.used_by(module, returned, []).names if returned else set()
-    for path in EXAMPLES.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module in package.modules:
-                found = [package.resolve(node.module, alias.name) for alias in node.names]
-                roots |= {(one[0], one[1] or "") for one in found if one is not None}
     return Walk(package, roots | public, public)
 
 
