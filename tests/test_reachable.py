@@ -1,7 +1,7 @@
 """Every module and name of the library is reached from its public names or its command line.
 
-Roots are the names of `t3c.__all__` and `t3c.cli` as a command. From there the source is read, never
-run:
+Roots are the names of `t3c.__all__` and `t3c.cli` as a command. From there the source is
+read, never run:
 
 - A module is reached if reached code imports it, or names it in a string ("t3c.engines.torch").
 - A name of a module (function, class, constant; private ones too) is reached if reached code other
