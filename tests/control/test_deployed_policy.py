@@ -18,11 +18,11 @@ from t3c.control.policy import (
     About,
     Policy,
     Token,
+    Wish,
     _shapes,
     nearest_profile,
     summarize,
 )
-from t3c.control.snap import Wish
 from t3c.errors import BudgetError, DataError, SpecError
 from t3c.spec import Level
 
