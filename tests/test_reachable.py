@@ -7,8 +7,8 @@ the source is read, never run:
 - A name of a module (function, class, constant; private ones too) is reached if reached code other
   than its own body refers to it. To import a name, or to list it in `__all__`, is not to use it.
 - A method or property is reached if its class is and reached code other than its own body reads an
-  attribute of that name, or passes the name to a call (`getattr(x, "run")`, `ask("beats")`). Of
-  public classes (those in `t3c.__all__`, and those its functions return) all methods are.
+  attribute of that name, formats it ("{0.cause}"), or passes the name to a call (`ask("beats")`).
+  Of public classes (those in `t3c.__all__`, and those its functions return) all methods are.
 - What Python or a framework calls is reached with what it belongs to: dunder names, `FRAMEWORK`,
   and what a decorator registers (a command, a route, a validator).
 
@@ -19,6 +19,7 @@ found; nothing that is alive is reported.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +117,7 @@ class Package:
                     used.names |= {(owner_name, text) for text in texts}
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 used.modules.add(node.value)
+                used.attributes |= set(re.findall(r"\{0\.(\w+)", node.value))  # of str.format
         used.modules &= set(self.modules)
         used.names = {(m, n) for m, n in used.names if n in self.modules[m].defined}
         return used

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
-from t3c.certify.sensitivity import EXACT_OUTPUTS, LayerSensitivity, layer_sensitivities
+from t3c.certify.gains import EXACT_OUTPUTS
+from t3c.certify.sensitivity import LayerSensitivity, layer_sensitivities
 from t3c.control.knapsack import Allocation, allocation, allocations
 from t3c.control.menu import Chains, Dropped, Option, chain, dropped
 from t3c.control.options import (
