@@ -21,8 +21,6 @@ from t3c.control.token import RESOURCES, About, Array, Token
 from t3c.errors import DataError, SpecError
 from t3c.spec import Level
 
-__all__ = ["RESOURCES", "About", "Policy", "Token", "nearest_profile", "summarize"]
-
 SUMMARY_CLIP = 4.0  # standard deviations an input summary counts at most
 
 _TANH_END, _TANH_STEPS = 10, 1024
