@@ -7,9 +7,8 @@ read, never run:
 - A name of a module (function, class, constant; private ones too) is reached if reached code other
   than its own body refers to it. To import a name, or to list it in `__all__`, is not to use it.
 - A method or property is reached if its class is and reached code other than its own body reads an
-  attribute of that name, formats it ("{0.run}"), or passes the name to a call
-  (`getattr(x, "run")`, `ask("beats")`). Of
-  public classes (those in `t3c.__all__`, and those its functions return) all methods are.
+  attribute of that name, formats it ("{0.cause}"), or passes the name to a call (`ask("beats")`).
+  Of public classes (those in `t3c.__all__`, and those its functions return) all methods are.
 - What Python or a framework calls is reached with what it belongs to: dunder names, `FRAMEWORK`,
   and what a decorator registers (a command, a route, a validator).
 

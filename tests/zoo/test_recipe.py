@@ -109,7 +109,6 @@ elastic:
   rank_caps: {convolution: 0.5, linear: 1}
   convolution: cp
   rank_tied_bits: {a: 1, b: 1.5, offsets: [0, 1]}
-  attention: []
 train:
   steps: 10
   learning_rate: 1e-3
@@ -129,7 +128,7 @@ sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
     )
     assert recipe.elastic == ElasticConfig(
         bits=(4, 8), rank_fractions=(0.25, 0.5), include=("blocks.*",),
-        convolution=Factorization.CP, rank_caps={"convolution": 0.5, "linear": 1.0}, attention=(),
+        convolution=Factorization.CP, rank_caps={"convolution": 0.5, "linear": 1.0},
         rank_tied_bits=RankTiedBits(1.0, 1.5, offsets=(0, 1)),
     )  # fmt: skip
     assert isinstance(recipe.elastic.convolution, Factorization)
@@ -138,6 +137,7 @@ sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
     )
     assert recipe.blocks == BlockConfig(steps=3)
     assert recipe.export is not None
+    assert recipe.export.controller is not None
     assert recipe.export.controller.summary_units == ("a", "b")
     assert (recipe.export.timing.rounds, recipe.export.timing.starts) == (3, False)
     assert recipe.export.certificate.measures == ("absolute", "kl")

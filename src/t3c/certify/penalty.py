@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -22,13 +21,9 @@ from t3c.spec import Kind, Profile
 KEPT = 0.9  # of the statistics at hand when those of other samples come in
 COLD_STEPS, WARM_STEPS = 8, 2  # of power iteration: from a random vector, from the last one
 
-
-class Penalty(Protocol):
-    """Relative drift of a profile as a scalar; its gradient reaches the model, not the original."""
-
-    def __call__(
-        self, model: nn.Module, original: nn.Module, profile: Profile, inputs: Inputs
-    ) -> Tensor: ...
+# Relative drift of a profile as a scalar, of a model, its original, the profile and inputs; the
+# gradient reaches the model, not the original.
+Penalty = Callable[[nn.Module, nn.Module, Profile, Inputs], Tensor]
 
 
 def first_order_penalty(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from t3c.artifact.devices import Device
@@ -21,6 +20,7 @@ from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, EngineError
 from t3c.evidence.audit import broken_promises, draw_pairs
+from t3c.evidence.drifts import session_outputs
 from t3c.evidence.int8 import INT8, bytes_on_disk
 from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import Runtime
@@ -125,7 +125,7 @@ def bench(
         sizes[name] = runtime.artifact.manifest.size_bytes(profile)
         methods[name] = "a profile of the artifact"
     say(f"answering {len(data.test)} test samples with {len(sessions)} variants")
-    answers = {name: _answers(session, data.test) for name, session in sessions.items()}
+    answers = {name: session_outputs(session, [data.test]) for name, session in sessions.items()}
     say(f"timing {len(sessions)} variants in turns")
     times = time_sessions(sessions, [data.test[:1]], rounds)
     wanted = [n for n in sessions if n in profiles or n in against]
@@ -176,10 +176,6 @@ def _refuse_known(runtime: Runtime, test: Sequence[Array]) -> None:
     tested = sample_keys(test)
     for name, keys in known.items():
         refuse_overlap({name: keys, "test": tested})
-
-
-def _answers(session: Session, samples: Array) -> Array:
-    return np.concatenate([session.run([sample[None]])[0] for sample in samples])
 
 
 def _accuracy(outputs: Array, labels: Array | None) -> float | None:
