@@ -23,7 +23,7 @@ from t3c.cli.console import (
 )
 from t3c.errors import DataError
 from t3c.files import write_atomic
-from t3c.report.terminal import cell, certification_json
+from t3c.report.terminal import cell
 from t3c.runtime.reading import read_samples
 
 
@@ -90,9 +90,8 @@ def certify(
         )  # fmt: skip
     picture = plot or artifact / "certificates.svg"
     write_atomic(picture, certificate_picture(found).encode())
-    payload = certification_json(found) | {
-        "ledger": str(artifact / LEDGER), "plot": str(picture),
-    }  # fmt: skip
+    payload = found.model_dump(mode="json", exclude={"keys", "monitors", "forms"})
+    payload |= {"ledger": str(artifact / LEDGER), "plot": str(picture)}
     if as_json:
         print_json(payload)
         return

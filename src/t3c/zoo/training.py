@@ -25,8 +25,8 @@ from t3c.exporter.content import topology
 from t3c.files import write_atomic, writing
 from t3c.spec import TextSpec
 from t3c.train import History, Keep, TrainConfig, fit, reconstruct
-from t3c.train.checkpoint import latest
 from t3c.train.processes import Processes
+from t3c.train.run import to_resume
 from t3c.train.targets import find_targets
 from t3c.zoo.recipe import Recipe
 from t3c.zoo.subjects import SUBJECTS, Subject
@@ -158,20 +158,18 @@ def _spent(out: Path) -> float:
 def _begun(recipe: Recipe, out: Path, resume: bool, say: Say) -> bool:
     """Whether `out` holds a run to go on with, which has to be of the same recipe."""
     path, told = out / RECIPE, {name: repr(getattr(recipe, name)) for name in SAME}
-    found = latest(out / "checkpoints", say)
-    if found is None:
+    checkpoint = to_resume(Keep(out, resume), say)
+    if checkpoint is None:
         with writing(out, TrainError):
             out.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(told, indent=1).encode(), TrainError)
         return False
-    if not resume:
-        raise TrainError(f"{out} holds a run already: resume it or name another")
     if path.exists():  # the trainer sees to its own settings
         before = _read(path)
         for name, now in told.items():
             if before[name] != now:
                 raise TrainError(f"{out} is of another recipe: {name} {before[name]}, not {now}")
-    say(f"going on from {found.name} of {out}")
+    say(f"going on from {checkpoint.name} of {out}")
     return True
 
 
