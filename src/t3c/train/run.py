@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,7 +71,7 @@ class Run:
         self.fingerprint = DataFingerprint()
         self.started = ""
         self.stream = self._watched(forever(batches, config.steps))
-        path = self._to_resume()
+        path = None if keep is None else to_resume(keep, log.warning)
         self.waiting: list[Sample] = [next(self.stream)]
         first = self.waiting[0][0]
         self.batch = len(tensors(first)[0])
@@ -137,16 +137,6 @@ class Run:
         self.started = self.started or str(manifest["started"])
         write_manifest(self.keep.folder, manifest | {"started": self.started})
 
-    def _to_resume(self) -> Path | None:
-        """The checkpoint to go on from; a run that is there and not to be resumed is left alone."""
-        if self.keep is None:
-            return None
-        folder = self.keep.folder / "checkpoints"
-        found = latest(folder, log.warning)
-        if found is not None and not self.keep.resume:
-            raise TrainError(f"{self.keep.folder} holds a run already: resume it or name another")
-        return found
-
     def _resume(self, path: Path) -> None:
         now, then = _comparable(self.config), _config_of(path)
         changed = sorted(name for name in now if now[name] != then.get(name))
@@ -183,6 +173,14 @@ class Run:
             parameters = list(self.policy.module.parameters())
             groups.append({"params": parameters, "peak": self.policy.rate, "weight_decay": 0.0})
         return torch.optim.AdamW(groups, lr=peak)
+
+
+def to_resume(keep: Keep, say: Callable[[str], object]) -> Path | None:
+    """Return the checkpoint to go on from; a run that is not to be resumed is left alone."""
+    checkpoint = latest(keep.folder / "checkpoints", say)
+    if checkpoint is not None and not keep.resume:
+        raise TrainError(f"{keep.folder} holds a run already: resume it or name another")
+    return checkpoint
 
 
 def trainable(model: nn.Module, config: TrainConfig) -> list[nn.Parameter]:
