@@ -33,7 +33,7 @@ BASE: dict[str, Any] = {
     "objective": Objective(certificate=0.1),
 }  # fmt: skip
 CONFIGS: dict[str, tuple[int, TrainConfig]] = {
-    "odd": (15, TrainConfig(**BASE, full="trained", augmentations=("shift", "mixup"))),
+    "odd": (15, TrainConfig(**BASE, full="trained", augmentations=("shift", "crop_and_flip"))),
     "even": (
         16,
         TrainConfig(

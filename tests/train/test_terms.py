@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from conftest import low
 from t3c.convert import elasticize_, state_of
-from t3c.errors import DataError, SpecError
+from t3c.errors import SpecError
 from t3c.nn import at, elastic_weights
 from t3c.nn.inputs import Inputs, evaluating
 from t3c.spec import Goal, LayerPoint, Profile
@@ -217,22 +217,6 @@ def test_one_sample_cannot_be_halved(model: nn.Module, digits: Digits) -> None:
     assert set(fit(model, [(x, y)], config).terms["augment"]) == {0.0}
 
 
-@pytest.mark.parametrize("mixing", [("mixup",), ("cutmix",), ("mixup", "cutmix")])
-def test_mixed_batches(model: nn.Module, digits: Digits, mixing: tuple[str, ...]) -> None:
-    targets: list[Tensor] = []
-
-    def loss(outputs: Tensor, target: Tensor) -> Tensor:
-        targets.append(target)
-        return -(outputs.log_softmax(1) * target).sum(1).mean()
-
-    config = TrainConfig(steps=3, full="trained", augmentations=mixing)
-    found = fit(model, digits.loader(8), config, loss=loss)
-    assert not any(found.terms["augment"])  # nothing changes a sample on its own
-    assert all(t.shape == (8, 10) for t in targets)
-    assert all(torch.allclose(t.sum(1), torch.ones(8)) for t in targets)
-    assert any(((t > 0).sum(1) == 2).any() for t in targets)
-
-
 class Pair(nn.Module):
     """Takes two tensors, positionally or by name."""
 
@@ -267,18 +251,6 @@ def test_inputs_of_several_tensors(pair: nn.Module, named: bool) -> None:
     terms = fit(copy.deepcopy(pair), list(pairs(named=named)), config).terms
     assert min(terms["distill"]) > 0
     assert terms == fit(copy.deepcopy(pair), list(pairs(named=not named)), config).terms
-    mixed = replace(config, augmentations=("mixup",))
-    kind = "dict" if named else "tuple"
-    with pytest.raises(DataError, match=f"^mixing is for images, one tensor .*, got a {kind}$"):
-        fit(copy.deepcopy(pair), list(pairs(named=named)), mixed)
-
-
-def test_mixing_is_for_images(pair: nn.Module) -> None:
-    net = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 4))
-    x = torch.randn(64, 32)
-    elasticize_(net, x[:2], calibration=[x])
-    with pytest.raises(DataError, match="images"):
-        fit(net, [(x, torch.zeros(64).long())], TrainConfig(steps=2, augmentations=("cutmix",)))
 
 
 def test_the_tail_falls_with_rank(model: nn.Module) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args, get_type_hints
 from t3c.certify.penalty import PENALTIES
 from t3c.errors import SpecError
 from t3c.spec import Goal
-from t3c.train.augment import MIXING
 from t3c.train.policy_net import ENTROPY, OVERRUN
 from t3c.train.precision import Precision
 
@@ -100,7 +99,7 @@ class TrainConfig:
     `objective` weighs the terms, `certificate` is how that term is computed.
     `full` is "kept" where all that the full view runs on (dense weights, biases, norms) stays the
     original's and factors and scales alone are trained, or "trained", as in the paper.
-    `augmentations` are names, in order; "mixup" and "cutmix" mix the labels too.
+    `augmentations` are names, in order.
     `curriculum` is which profiles are drawn: "profiles" goes from Beta(0.75, 0.75) levels to those
     of the goal, and keeps a share of the draws broad; "aimed" draws those of the goal alone, for
     short runs; "beta" stays with the levels; "falling" starts those at full rank.
@@ -159,7 +158,7 @@ class TrainConfig:
     def idle(self) -> tuple[str, ...]:
         """Return terms that have nothing to move, or no augmented samples to be taken on."""
         full = FULL_TERMS if self.full == "kept" else ()
-        augmented = any(name not in MIXING for name in self.augmentations)
+        augmented = bool(self.augmentations)
         return full if augmented else (*full, "augment")
 
     @property

@@ -12,7 +12,7 @@ from t3c.engines import ENGINES
 from t3c.errors import SpecError
 from t3c.exporter import ExportConfig
 from t3c.train import BlockConfig, TrainConfig
-from t3c.train.augment import AUGMENTATIONS, MIXING
+from t3c.train.augment import AUGMENTATIONS
 from t3c.train.losses import LOSSES
 from t3c.zoo.settings import changed, near, parse_yaml, read_settings
 from t3c.zoo.subjects import SUBJECTS
@@ -43,7 +43,7 @@ class Recipe:
         _check_choice("subject", self.subject, SUBJECTS)
         _check_choice("train.loss", self.train.loss, LOSSES)
         for name in self.train.augmentations:
-            _check_choice("train.augmentations", name, {**AUGMENTATIONS, **MIXING})
+            _check_choice("train.augmentations", name, AUGMENTATIONS)
         if self.export is not None:
             _check_choice("export.engine", self.export.engine, ENGINES)
         for name in ("batch", "samples"):
