@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
-from t3c.certify.penalty import PENALTIES
 from t3c.errors import SpecError
 from t3c.spec import Goal
 from t3c.train.policy_net import ENTROPY, OVERRUN
@@ -74,16 +73,14 @@ class Objective:
 class CertificateTerm:
     """How the term `certificate` is computed.
 
-    `kind` is the estimate of drift, `samples` is how many samples of a batch it is taken on, and
-    drift up to `tolerance` costs nothing (paper E.2).
+    `samples` is how many samples of a batch it is taken on; drift up to `tolerance` costs nothing
+    (paper E.2).
     """
 
-    kind: Literal["first_order", "spectral"] = "first_order"
     samples: int = 4
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_choices(self)
         _check_count("samples", self.samples)
         if not 0 <= self.tolerance < math.inf:
             raise SpecError(f"tolerance must be at least 0, got {self.tolerance}")
@@ -180,6 +177,3 @@ def _check_choices(config: Any) -> None:
 def _check_count(name: str, value: object) -> None:
     if not isinstance(value, int) or value < 1:
         raise SpecError(f"{name} must be at least 1, got {value}")
-
-
-assert set(PENALTIES) == set(get_args(get_type_hints(CertificateTerm)["kind"]))

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from t3c.certify.penalty import SpectralPenalty
 from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.errors import TrainError
@@ -82,7 +81,7 @@ class Run:
         if self.policy is not None:
             self.trained["controller"] = self.policy.module
         self.optimizer = self._optimizer()
-        self.start, self.extra = 0, dict[str, Tensor]()
+        self.start = 0
         if path is not None:
             self._resume(path)
 
@@ -105,10 +104,9 @@ class Run:
         """The latest value of each term."""
         return {name: values[-1] for name, values in self.terms.items() if values}
 
-    def save(self, step: int, penalty: object) -> None:
+    def save(self, step: int) -> None:
         """Write a checkpoint after `step` steps."""
         assert self.keep is not None
-        extra = penalty.tensors() if isinstance(penalty, SpectralPenalty) else {}
         state: dict[str, Any] = {
             "config": _comparable(self.config),
             "terms": self.terms,
@@ -119,7 +117,7 @@ class Run:
             ],
         }
         folder = self.keep.folder / "checkpoints"
-        save_checkpoint(folder, step, self.trained, self.optimizer, state, extra=extra)
+        save_checkpoint(folder, step, self.trained, self.optimizer, state)
 
     def fingerprinted(self) -> bytes:
         """What every process of a run has to start from."""
@@ -152,7 +150,7 @@ class Run:
                 for p in restored.state["profiles"]
             )
         )
-        self.start, self.extra = restored.step, restored.extra
+        self.start = restored.step
         for _ in range(self.start):  # loaders that shuffle have to come as far as they had
             self.next()
         log.info("going on from step %d of %s", self.start, path)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from t3c.certify.penalty import PENALTIES, Penalty
+from t3c.certify.penalty import first_order_penalty
 from t3c.convert import state_of
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, call, join, select, tensors
@@ -50,9 +50,8 @@ class NetworkTerms:
         self.loss, self.config, self.processes = loss, config, processes
         self.augmentation = augmentation
         self.weights = elastic_weights(model)
-        self.penalty: Penalty = PENALTIES[config.certificate.kind](config.seed)
         self.certificate = objective.Certificate(
-            self.penalty, CERTIFICATE_EVERY, config.certificate.samples,
+            first_order_penalty, CERTIFICATE_EVERY, config.certificate.samples,
             config.certificate.tolerance, last.get("certificate", 0.0),
         )  # fmt: skip
 
