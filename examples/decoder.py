@@ -1,6 +1,6 @@
 """Your own language model and your own text, as one artifact.
 
-    python examples/decoder.py FOLDER TEXT.txt --out lm.t3c --steps 100 --length 64
+    PYTHONPATH=benchmarks python examples/decoder.py FOLDER TEXT.txt --out lm.t3c
 
 FOLDER holds a Hugging Face decoder (Llama and the like) with its tokenizer. TEXT.txt is text as it
 runs; `<|endoftext|>` in it parts one text from the next.
@@ -33,7 +33,8 @@ from t3c.evidence.original import to_original
 from t3c.measure.latency import interleave
 from t3c.runtime.generating import Writing
 from t3c.runtime.tokens import Continued, Tokenizer, prompt_ids
-from t3c.zoo.corpora import corpus_tokens, read_text
+from t3c.zoo.local import read_text
+from t3c.zoo.text import story_tokens
 
 SHARES = (0.6, 0.8)  # where the part to train on ends, and the part to calibrate with
 LEAST, MOST = 27, 100  # windows to calibrate with: what certificates need, and enough for them
@@ -78,7 +79,7 @@ def run(given: argparse.Namespace) -> None:
     if tokenizer is None:
         raise DataError(f"{given.folder} has no tokenizer")
     bos = tokenizer.bos_token_id
-    ids = corpus_tokens(tokenizer, read_text(given.text))
+    ids = story_tokens(tokenizer, read_text(given.text))
     first, second = (int(share * len(ids)) for share in SHARES)
     parts = ids[:first], ids[first:second], ids[second:]
     least = LEAST * given.length

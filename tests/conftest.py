@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 
+from small_recipe import TESTED
 from t3c.artifact.devices import LayerTiming
 from t3c.control.profiles import Measured, Pruned
 from t3c.control.proposed import Controlled
@@ -43,7 +44,9 @@ from t3c.runtime.runtime import Runtime
 from t3c.runtime.select import Candidate
 from t3c.spec import Form, Goal, LayerPoint, LayerSpec, Profile
 from t3c.train import TrainConfig, fit
+from t3c.zoo import subjects
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
+from t3c.zoo.subjects import Subject
 
 if TYPE_CHECKING:
     from decoders import MadeDecoder
@@ -171,6 +174,34 @@ def elastic(trained: nn.Module, digits: Digits) -> nn.Module:
     net = copy.deepcopy(trained)
     elasticize_(net, digits.train[0][:2], calibration=digits.loader(64))
     return net
+
+
+@pytest.fixture(scope="session")
+def small_subject(digits: Digits) -> Subject:
+    """A network and pictures that take moments: every second pixel of the digits."""
+    less = Digits(
+        *(
+            (x[:, :, ::2, ::2].contiguous(), y)
+            for x, y in (digits.train, digits.calibration, digits.test)
+        )
+    )
+    torch.manual_seed(0)
+    model = DigitsNet((16, 16, 16))
+    train_digits(model, less, epochs=2)
+    (images, labels), (test, right) = less.train, less.test
+    return Subject(
+        "small", model.requires_grad_(True), (images[:64], labels[:64]),
+        (images[64:96], labels[64:96]), less.calibration[0][:80], (test[:TESTED], right[:TESTED]),
+        classes=CLASSES, evaluated=40,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def subject(small_subject: Subject, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """The small one under the name of the real one, anew each time it is asked for."""
+    anew = lambda: replace(small_subject, model=copy.deepcopy(small_subject.model))  # noqa: E731
+    monkeypatch.setitem(subjects.SUBJECTS, "digits", anew)
+    return small_subject
 
 
 def low(model: nn.Module) -> Profile:

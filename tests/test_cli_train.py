@@ -25,7 +25,6 @@ subject: digits
 batch: 16
 samples: 48
 train: {steps: 2}
-sweep: {settings: {learning_rate: [1e-3, 0.5]}}
 """
 
 
@@ -87,21 +86,6 @@ def test_train_prints_a_table_and_one_object(recipe: Path) -> None:
         "steps=3",
     )
     assert ok("train", recipe, "--set", "steps=3", "--out", "deep/er")["out"] == "deep/er"
-
-
-def test_train_sweeps(recipe: Path) -> None:
-    found = ok("train", recipe, "--sweep")
-    rates = [row["settings"]["learning_rate"] for row in found["sweep"]]
-    assert sorted(rates) == [0.001, 0.5]
-    assert found["out"] == "out/mine/sweep"
-    assert all(Path(row["out"]).is_dir() for row in found["sweep"])
-    done = t3c("train", recipe, "--sweep")
-    assert "best first" in done.stdout
-    assert done.stdout.index(f"learning_rate {rates[0]}") < done.stdout.index(
-        f"learning_rate {rates[1]}"
-    )
-    recipe.write_text("subject: digits")
-    refused("the recipe has no sweep", "train", recipe, "--sweep")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 import t3c
 from lab.results import ResultsSpec
 from lab.sentences import load_any
+from lab.sweeps import Sweep
 from t3c.errors import SpecError
 from t3c.zoo.recipe import Recipe
 from t3c.zoo.settings import build, parse_yaml
@@ -132,7 +133,7 @@ def _without(data: Any, path: tuple[str | int, ...], load: Callable[[Any], Any])
 
 def loader(path: Path) -> Callable[[Any], Any]:
     """Return what makes an object of the plain values of a file."""
-    kinds = {"configs": Recipe, "results": ResultsSpec}
+    kinds = {"configs": Recipe, "results": ResultsSpec, "sweeps": Sweep}
     kind = kinds.get(path.parent.name) or type(load_any(path))
     return lambda data: build(kind, data, "")
 
@@ -140,7 +141,7 @@ def loader(path: Path) -> Callable[[Any], Any]:
 def test_every_field_is_read() -> None:
     kinds = settings()
     names = {name.rpartition(".")[2] for name in kinds}
-    assert names >= {"TrainConfig", "Objective", "Goal", "Recipe", "Sweep", "ExportConfig"}
+    assert names >= {"TrainConfig", "Objective", "Goal", "Recipe", "ExportConfig"}
     assert names >= {"ControllerConfig", "CalibrationConfig", "ServeConfig"}
     found = unread(kinds, (path.read_text() for path in SOURCE.rglob("*.py")))
     assert not found, f"fields that nothing reads: {', '.join(found)}"
@@ -192,9 +193,9 @@ train: &train
   goal: {profiles: 5, worst_drift: 0.3}
   objective: {augment: 0.25}
 export: {goal: {worst_drift: 0.3}, timing: {rounds: 9, busy: false}}
-sweep: {settings: {steps: [1, 2]}, seeds: [3407]}
+blocks: {steps: 3, batch: 32}
 """
     found = idle_keys(parse_yaml(text), lambda data: build(Recipe, data, ""))
     assert found == [
-        "batch", "train.goal.profiles", "train.objective", "export.timing.busy", "sweep.seeds",
+        "batch", "train.goal.profiles", "train.objective", "export.timing.busy", "blocks.batch",
     ]  # fmt: skip

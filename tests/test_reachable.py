@@ -1,14 +1,14 @@
 """Every module and name of the library is reached from its public names or its command line.
 
-Roots are the names of `t3c.__all__`, `t3c.cli` as a command and what `examples/` import. From there
-the source is read, never run:
+Roots are the names of `t3c.__all__` and `t3c.cli` as a command. From there the source is
+read, never run:
 
 - A module is reached if reached code imports it, or names it in a string ("t3c.engines.torch").
 - A name of a module (function, class, constant; private ones too) is reached if reached code other
   than its own body refers to it. To import a name, or to list it in `__all__`, is not to use it.
 - A method or property is reached if its class is and reached code other than its own body reads an
-  attribute of that name, or passes the name to a call (`getattr(x, "run")`, `ask("beats")`). Of
-  public classes (those in `t3c.__all__`, and those its functions return) all methods are.
+  attribute of that name, formats it ("{0.cause}"), or passes the name to a call (`ask("beats")`).
+  Of public classes (those in `t3c.__all__`, and those its functions return) all methods are.
 - What Python or a framework calls is reached with what it belongs to: dunder names, `FRAMEWORK`,
   and what a decorator registers (a command, a route, a validator).
 
@@ -19,6 +19,7 @@ found; nothing that is alive is reported.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,6 @@ import pytest
 import t3c
 
 PACKAGE = Path(t3c.__file__).parent
-EXAMPLES = Path(__file__).parents[1] / "examples"
 EXCEPTIONS = {  # what nothing in the library has to reach, and why
     "t3c.exporter.timing.time_points": "makes what `export(timed=...)` and `fit(shares=...)` take",
     "t3c.runtime.pool.Pool.leased": "what is held now: how tests see that nothing is leaked",
@@ -39,6 +39,8 @@ FRAMEWORK = {  # methods called by name: by torch, typer, uvicorn, asyncio, Prom
     "collect", "check_health",
 }  # fmt: skip
 REGISTERING = {"field_validator", "model_validator", "field_serializer", "model_serializer"}
+
+FORMATTED = re.compile(r"\{0\.(\w+)")  # a field that `str.format` reads: "{0.profile}"
 
 Name = tuple[str, str]  # a module and what it defines: "Tree", "Tree.grow"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -116,6 +118,7 @@ class Package:
                     used.names |= {(owner_name, text) for text in texts}
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 used.modules.add(node.value)
+                used.attributes |= set(FORMATTED.findall(node.value))
         used.modules &= set(self.modules)
         used.names = {(m, n) for m, n in used.names if n in self.modules[m].defined}
         return used
@@ -256,11 +259,6 @@ def library() -> Walk:
         for made in package.modules[module].defined[name]:
             returned = getattr(made, "returns", None)
             public |= package.used_by(module, returned, []).names if returned else set()
-    for path in EXAMPLES.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module in package.modules:
-                found = [package.resolve(node.module, alias.name) for alias in node.names]
-                roots |= {(one[0], one[1] or "") for one in found if one is not None}
     return Walk(package, roots | public, public)
 
 

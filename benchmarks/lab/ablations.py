@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from lab.allocation.greedy import greedy, uniform
 from lab.paths import within
 from lab.subjects import Labelled
 from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import layer_sensitivities
-from t3c.control.greedy import greedy, uniform
 from t3c.control.knapsack import Allocation, allocations
 from t3c.control.menu import Option, chain
 from t3c.control.options import Shares, layer_profile, unit_options

@@ -85,9 +85,9 @@ def split_row(made: Made, watch: Any) -> tuple[Row, Array]:
     runtime = made.runtime
     reference = program_reference(runtime.artifact, made.original)
     sessions = {name: runtime.session(name) for name in made.names}
-    drifts = measure_drifts(
-        reference, sessions, made.pool, {"relative": "relative"}, watch
-    ).relative
+    drifts = measure_drifts(reference, sessions, made.pool, {"relative": "relative"}, watch)[
+        "relative"
+    ]
     together = random_splits(drifts, DELTA, SPLITS, scaling=SCALING, calibration=CALIBRATION)
     alone = [
         random_splits(drifts[:, [i]], DELTA, SPLITS, scaling=SCALING, calibration=CALIBRATION)
@@ -129,7 +129,8 @@ def study_rows(made: Made, say: Say, count: int = MIXTURES) -> list[Row]:
         if gains is None:
             config = EstimateConfig(samples=min(16, subject.studied), path_samples=0)
             found = estimate(program, {"": beside_it}, tensors, config)[""]
-            gains, rms = found.gains, found.rms
+            gains = {name: term.gain for name, term in found.layers.items()}
+            rms = {name: term.rms for name, term in found.layers.items()}
             scale = float(np.sqrt(np.mean(np.square(truth.reshape(len(truth), -1)).sum(axis=1))))
         session = runtime.engine.compile(one.graph(artifact, bits))
         drift = relative_drift(session_outputs(session, samples), truth)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
+from lab.allocation.greedy import greedy, uniform
 from lab.paths import within
 from lab.subjects import SUBJECTS, Labelled
-from t3c.control.greedy import greedy, uniform
 from t3c.control.knapsack import Allocation, allocations
 from t3c.control.options import layer_profile
 from t3c.control.policy import Policy

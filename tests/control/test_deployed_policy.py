@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from t3c.control.policy import (
     ARRAYS,
     BUDGET_PATH,
-    RESOURCES,
-    About,
     Policy,
-    Token,
+    Wish,
     _shapes,
     nearest_profile,
     summarize,
 )
-from t3c.control.snap import Wish
+from t3c.control.token import RESOURCES, About, Token
 from t3c.errors import BudgetError, DataError, SpecError
 from t3c.spec import Level
 

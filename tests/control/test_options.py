@@ -23,13 +23,18 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(64, n) for n in (64, 32, 32, 64))
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = torch.softmax(self.q(x)[..., :32] @ self.k(x).mT, dim=-1) @ self.v(x)
-        out: Tensor = self.o(torch.cat([mixed, mixed], dim=-1))
+        q = self.q(x).unflatten(-1, (8, 8)).transpose(1, 2)
+        k, v = (
+            f(x).unflatten(-1, (4, 8)).repeat_interleave(2, dim=2).transpose(1, 2)
+            for f in (self.k, self.v)
+        )
+        mixed = torch.softmax(q @ k.mT, dim=-1) @ v
+        out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
 
 
 MODEL = nn.Sequential(Attention(), nn.Linear(64, 64), Attention(), nn.Linear(64, 16))
-CONFIG = ElasticConfig(attention=(r"^([02])\.[qkvo]$",), store_ratio=1.0)
+CONFIG = ElasticConfig(store_ratio=1.0)
 PLANS = plan_conversion(MODEL, torch.randn(2, 5, 64), CONFIG).layers
 UNITS = {unit.name: unit for unit in units(PLANS)}
 # No two sums of different layers or points are alike.

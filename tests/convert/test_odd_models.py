@@ -216,7 +216,7 @@ def test_calibration_data_that_does_not_fit(calibration: Any, message: str) -> N
 @pytest.mark.parametrize(
     "wrong",
     [{"tile": 1.5}, {"bits": (4.5, 8)}, {"min_weights": -1}, {"include": (1,)},
-     {"rank_caps": {"linear": "x"}}, {"attention": "(a)"}],
+     {"rank_caps": {"linear": "x"}}, {"exclude": "(a)"}],
 )  # fmt: skip
 def test_configs_that_mean_nothing(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError):

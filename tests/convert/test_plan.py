@@ -84,12 +84,6 @@ def test_attention_is_known_by_what_runs() -> None:
     roles = {layer.spec.name: layer.role for layer in plan.layers}
     assert roles["attend.b"] is Role.PROJECTION
     assert roles["up"] is Role.LINEAR
-    shared = plan_conversion(
-        Net(), torch.randn(2, 5, 64), ElasticConfig(attention=(r"^(attend)\.[ab]$",))
-    )
-    assert {p.spec.name for p in shared.layers if p.block} == {"attend.a", "attend.b"}
-    alone = plan_conversion(Net(), torch.randn(2, 5, 64), ElasticConfig(attention=()))
-    assert not any(layer.block for layer in alone.layers)
 
 
 @given(st.sets(st.sampled_from([1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2]), min_size=1), st.booleans())
@@ -155,7 +149,6 @@ def test_patterns_choose_layers() -> None:
     for config in (
         ElasticConfig(include=("*.nothing",)),
         ElasticConfig(exclude=("*.nothing",)),
-        ElasticConfig(attention=(r"(.*)\.nothing",)),
     ):
         with pytest.raises(ConvertError, match=r"nothing' matches no layer: layers are 0, 1, 2"):
             plan_conversion(mixed(), X, config)
@@ -170,7 +163,7 @@ def test_ranks_are_capped_by_role() -> None:
     assert free["2"].cap > 0.5 * 128 >= capped["2"].cap
     assert free["1"].ranks == capped["1"].ranks
     for wrong in ({"rank_caps": {"linear": 1.5}}, {"rank_caps": {"head": 0.5}},
-                  {"attention": ("no group",)}, {"attention": ("(",)}, {"include": "*"},
+                  {"include": "*"},
                   {"convolution": Factorization.SVD}):  # fmt: skip
         with pytest.raises(SpecError):
             ElasticConfig(**wrong)  # type: ignore[arg-type]

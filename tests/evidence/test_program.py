@@ -74,9 +74,10 @@ def test_estimates_of_layers_add_up_and_grow_as_ranks_fall() -> None:
     low, high = found[made.names[0]], found[made.names[-1]]
     assert low.first_order.mean() > high.first_order.mean() > 0
     assert low.spectral > high.spectral > high.first_order.mean()
-    assert sum(low.terms.values()) == pytest.approx(low.spectral)
+    terms = low.layers.values()
+    assert sum(term.spectral for term in terms) == pytest.approx(low.spectral)
     # One layer alone moves the output by no more than gain times residual times input.
-    assert all(low.layer_first_order[n] <= 1.5 * low.terms[n] + 0.02 for n in low.gains)
+    assert all(term.first_order <= 1.5 * term.spectral + 0.02 for term in terms)
 
 
 def test_layers_without_a_batch_are_taken_one_sample_at_a_time() -> None:

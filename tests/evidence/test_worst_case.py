@@ -346,7 +346,7 @@ def test_a_block_that_amplifies_shows_in_the_gain() -> None:
         made, one = linear_pair(1.0, gamma, 1e-3)
         program = Program(made.runtime.artifact, torch.float64)
         found = estimate(program, {"": one}, tensors_of(made, 4), EstimateConfig(samples=4))[""]
-        gains[gamma] = found.gains["0"]
+        gains[gamma] = found.layers["0"].gain
         cases = worst_cases(program, one, norms_of(program, one), tensors_of(made, 4))
         drift = program(one, tensors_of(made, 4), 1.0) - program(one, tensors_of(made, 4))
         assert all((case.bound or 0) >= float(d) for case, d in
@@ -398,7 +398,7 @@ def test_sharp_attention_raises_gains_and_stays_bounded() -> None:
         one = between(made, made.names[0])
         x = tensors_of(made, 6)
         found = estimate(program, {"": one}, x, EstimateConfig(samples=6))[""]
-        gains[scale] = found.gains["query"]
+        gains[scale] = found.layers["query"].gain
         cases = worst_cases(program, one, norms_of(program, one), x)
         drift = (program(one, x, 1.0) - program(one, x)).flatten(1).norm(dim=1)
         assert all(case.bound is not None and case.bound >= float(d)

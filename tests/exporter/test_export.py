@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +22,12 @@ from t3c.artifact.graph import Traced
 from t3c.artifact.ledger import ParityEntry
 from t3c.artifact.reader import Artifact
 from t3c.control.profiles import PruneCode, Pruned, names_for
-from t3c.control.snap import SnapCode
 from t3c.convert import elasticize_, state_of
 from t3c.engines import ENGINES
 from t3c.errors import ArtifactError, ConvertError, DataError, EngineError, SpecError
 from t3c.evidence.original import to_original
 from t3c.exporter import ExportConfig, export, time_points
-from t3c.exporter.allocate import Wanted, allocate
+from t3c.exporter.allocate import allocate
 from t3c.exporter.content import topology
 from t3c.exporter.export import split
 from t3c.nn.inputs import evaluating
@@ -157,13 +156,9 @@ def test_forms_are_the_faster_ones(
 
 
 @pytest.mark.usefixtures("known_device", "traced")
-@pytest.mark.parametrize(("most", "proposals"), [(2, "knapsack"), (7, "template"), (1, "knapsack")])
-def test_any_number_of_profiles_by_knapsack_or_template(
-    made: Made, tmp_path: Path, most: int, proposals: Literal["knapsack", "template"]
-) -> None:
-    config = ExportConfig(
-        timing=quick(2), goal=Goal(most, worst_drift=5.0), certificate=LIGHT, proposals=proposals
-    )
+@pytest.mark.parametrize("most", [1, 2, 7])
+def test_any_number_of_profiles(made: Made, tmp_path: Path, most: int) -> None:
+    config = ExportConfig(timing=quick(2), goal=Goal(most, worst_drift=5.0), certificate=LIGHT)
     exported = export(made.model, tmp_path / "a.t3c", [made.digits.calibration[0][:120]], config)
     names = [p.name for p in exported.profiles]
     assert tuple(names) == names_for(len(names))
@@ -172,27 +167,6 @@ def test_any_number_of_profiles_by_knapsack_or_template(
     plan = state_of(made.model).plan
     assert dict(top.points) == {p.spec.name: LayerPoint(p.ranks[-1], 8) for p in plan.layers}
     assert len(exported.pruned) + len(names) <= 2 * most - 1
-
-
-def test_a_layer_over_its_tolerance_is_escalated(made: Made) -> None:
-    plan = state_of(made.model).plan
-    timings = tuple(
-        LayerTiming(layer=p.spec.name, rank=rank, ms={Form.DENSE: 0.1 + 0.01 * rank})
-        for p in plan.layers
-        for rank in p.ranks
-    )
-    samples = made.digits.calibration[0][:16]
-    free = allocate(made.model, samples, plan.layers, timings, Wanted(5, 5.0, 0.5))
-    capped = allocate(
-        made.model, samples, plan.layers, timings, Wanted(5, 5.0, 0.5, layer_drift=0.02)
-    )
-    assert not free.notes
-    assert {note.code for note in capped.notes} >= {SnapCode.RAISED}
-    assert {note.tolerance for note in capped.notes} == {0.02}
-    low, safe = free.profiles.profiles[0], capped.profiles.profiles[0]
-    assert low <= safe
-    assert low != safe
-    assert max(capped.drifts.values()) < max(free.drifts.values())
 
 
 def test_slices_are_disjoint_and_seeded() -> None:
@@ -407,9 +381,9 @@ def test_profiles_are_those_that_budgets_ask_for(
     """Of many candidates the largest within each share of the largest one's time."""
     plans = state_of(made.model).plan.layers
     config = ExportConfig(goal=Goal(profiles=3), budgets=(0.35, 0.62))
-    wanted = Wanted(9, 9.0, 0.5)
     timed = time_points(made.model)
-    found = allocate(made.model, made.digits.train[0][:8], plans, timed.layers, wanted)
+    goal = Goal(worst_drift=9.0, size_weight=0.5)
+    found = allocate(made.model, made.digits.train[0][:8], plans, timed.layers, goal, count=9)
     names = [p.name for p in found.profiles]
     times = {name: 1.0 + index for index, name in enumerate(names)}
     calibrated = SimpleNamespace(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from lab.allocation.greedy import greedy
 from lab.paths import within
-from t3c.control.greedy import greedy
 from t3c.control.knapsack import allocations
 from t3c.control.menu import Option
 from t3c.errors import BudgetError

@@ -315,19 +315,23 @@ def test_the_input_has_its_say(runtime: Runtime) -> None:
     assert runtime.controller is not None
     names = [profile.name for profile in runtime.chain]
     sizes = [between(runtime, i, part) for i in range(len(names) - 1) for part in (0.2, 0.5, 0.8)]
-    picked = {}
-    for brightness in (-0.4, 0.0, 0.4):
+    policy, darkest_first = runtime.controller.policy, (-0.4, 0.0, 0.4)
+    for brightness in darkest_first:
         picture = np.full((1, 1, 8, 8), brightness, np.float32)
         chosen = [names.index(runtime.choose(Budget(size_mb=s), picture).profile) for s in sizes]
         assert chosen == sorted(chosen)
         assert chosen[-1] > chosen[0]
-        picked[brightness] = runtime.controller.policy.points(
-            t3c.control.token.Token(size=0.7), None, np.array([brightness, 0.0])
-        )
-    first = runtime.controller.policy.about.summarized[0]
-    assert picked[0.4][first] <= picked[-0.4][first] != picked[0.4][first]
-    rest = [{u: p for u, p in points.items() if u != first} for points in picked.values()]
-    assert rest[0] == rest[1] == rest[2]
+    first, differed = policy.about.summarized[0], 0
+    for size in np.linspace(0, 1, 21).tolist():
+        picked = [
+            policy.points(t3c.control.token.Token(size=size), None, np.array([brightness, 0.0]))
+            for brightness in darkest_first
+        ]
+        assert picked[2][first] <= picked[1][first] <= picked[0][first]
+        differed += picked[2][first] != picked[0][first]
+        rest = [{u: p for u, p in points.items() if u != first} for points in picked]
+        assert rest[0] == rest[1] == rest[2]
+    assert differed >= 4
 
 
 def test_an_audit_finds_nothing(runtime: Runtime, briefly: None) -> None:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from t3c.errors import DataError, SpecError
@@ -12,10 +10,8 @@ from t3c.train.augment import (
     AUGMENTATIONS,
     Augmentation,
     crop_and_flip,
-    cutmix,
     drop_tokens,
     horizontal_flip,
-    mixup,
     shift,
 )
 
@@ -120,71 +116,6 @@ def test_shifts_are_rolls() -> None:
     assert counts.min() >= 15
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 9), st.floats(0.1, 3), st.integers(0, 99))
-def test_mixup_is_the_combination_its_labels_say(n: int, alpha: float, seed: int) -> None:
-    images = random_pixels(n, 2, (3, 4))
-    before = images.clone()
-    mixed, shares = mixup(images, torch.arange(n), seeded(seed), classes=n, alpha=alpha)
-    torch.testing.assert_close(shares.sum(1), torch.ones(n))
-    assert shares.min() >= 0
-    torch.testing.assert_close(mixed, torch.einsum("ij,jchw->ichw", shares, images))
-    assert torch.equal(images, before)
-    again, _ = mixup(images, torch.arange(n), seeded(seed), classes=n, alpha=alpha)
-    assert torch.equal(mixed, again)
-
-
-def test_mixup_draws_from_beta_for_every_image() -> None:
-    n = 2000
-    target = torch.eye(2)[torch.zeros(n, dtype=torch.long)]
-    target[1::2] = torch.tensor([0.0, 1.0])
-    _, shares = mixup(torch.zeros(n, 1, 1, 1), target, seeded(), classes=2, alpha=0.2)
-    own = (shares * target).sum(1)
-    others = own[own < 1]  # of those whose partner has the other class
-    assert others.mean().item() == pytest.approx(0.5, abs=0.05)
-    assert others.var().item() == pytest.approx(0.25 / 1.4, abs=0.02)  # 1 / (4 (2 alpha + 1))
-    assert 800 < len(others) < 1100
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 12), st.integers(0, 99))
-def test_cutmix_labels_are_the_pasted_area(n: int, h: int, w: int, seed: int) -> None:
-    images = torch.arange(n).float().view(n, 1, 1, 1).expand(n, 2, h, w)
-    mixed, shares = cutmix(images, torch.arange(n), seeded(seed), classes=n)
-    torch.testing.assert_close(shares.sum(1), torch.ones(n))
-    for label in range(n):
-        area = (mixed[:, 0] == label).sum((1, 2)) / (h * w)
-        torch.testing.assert_close(shares[:, label], area)
-    for index, result in enumerate(mixed[:, 0]):
-        pasted = result != index
-        rows, columns = pasted.any(1), pasted.any(0)
-        assert torch.equal(pasted, rows[:, None] & columns[None, :])  # a box ...
-        assert all(int(line.int().diff().abs().sum()) <= 2 for line in (rows, columns))  # one piece
-
-
-def test_cutmix_pastes_from_the_same_place_and_everywhere() -> None:
-    images = random_pixels(400, 1, (8, 8))
-    mixed, shares = cutmix(images, torch.arange(400), seeded(), classes=400)
-    pasted = mixed != images
-    partner = (shares - torch.diag(shares.diag())).argmax(1)
-    assert torch.equal(mixed[pasted], images[partner][pasted])
-    chance = pasted.float().mean((0, 1))
-    assert chance.min() > 0.15
-    torch.testing.assert_close(chance, chance.flip(0), atol=0.1, rtol=0)
-    torch.testing.assert_close(chance, chance.flip(1), atol=0.1, rtol=0)
-
-
-def test_mixing_can_be_repeated_on_shares() -> None:
-    images = random_pixels(6)
-    once, shares = mixup(images, torch.arange(6), seeded(0), classes=6)
-    twice, shares = mixup(once, shares, seeded(1), classes=6, alpha=1.0)
-    torch.testing.assert_close(twice, torch.einsum("ij,jchw->ichw", shares, images))
-    with pytest.raises(DataError, match="classes are 0 to 4, got 5"):
-        cutmix(images, torch.arange(6), seeded(), classes=5)
-    with pytest.raises(SpecError, match="alpha must be positive"):
-        mixup(images, torch.arange(6), seeded(), classes=6, alpha=0)
-
-
 def test_tokens_are_switched_off_but_never_the_first() -> None:
     mask = torch.ones(200, 12, dtype=torch.long)
     mask[:100, :3] = 0  # padded on the left
@@ -235,9 +166,7 @@ def test_augmentation_is_for_images(name: str) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(
-        SpecError, match=r"one of horizontal_flip, .*drop_tokens, mixup, cutmix, got 'blur'"
-    ):
+    with pytest.raises(SpecError, match=r"one of horizontal_flip, .*drop_tokens, got 'blur'"):
         Augmentation(("shift", "blur"))
     with pytest.raises(DataError, match="a mean of 3 channels for 1"):
         crop_and_flip(random_pixels(1, 1), seeded(), RGB)

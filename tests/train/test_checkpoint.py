@@ -20,7 +20,6 @@ from t3c import files
 from t3c.errors import TrainError
 from t3c.train import checkpoint
 from t3c.train.checkpoint import (
-    EXTRA,
     MODEL,
     OPTIMIZER,
     STATE,
@@ -145,25 +144,19 @@ def test_what_is_loaded_does_not_write_to_the_checkpoint(tmp_path: Path) -> None
     assert latest(tmp_path) == path
 
 
-def test_state_and_extra_come_back(tmp_path: Path) -> None:
+def test_state_comes_back(tmp_path: Path) -> None:
     net = Net(0)
     optimizer = adamw(net)
-    bits = torch.tensor([0.1, -0.0, float("nan"), float("inf"), 1e-45])
-    extra = {"random": torch.get_rng_state(), "bits": bits, "again": bits, "count": torch.tensor(7)}
     state: dict[str, Any] = {
         "rng": {"state": 2**127 + 1},
         "loss": 0.1 + 0.2,
         "nothing": None,
         "name": "é",
     }
-    path = save_checkpoint(tmp_path, 12, net, optimizer, state, extra=extra)
-    step, back, tensors = load_checkpoint(path, net, optimizer)
+    path = save_checkpoint(tmp_path, 12, net, optimizer, state)
+    step, back = load_checkpoint(path, net, optimizer)
     assert (step, back) == (12, state)
-    assert tensors.keys() == extra.keys()
-    for name, tensor in extra.items():
-        assert tensors[name].dtype == tensor.dtype
-        assert tensors[name].numpy().tobytes() == tensor.numpy().tobytes()
-    assert names(path) == sorted([MODEL, OPTIMIZER, EXTRA, STATE])
+    assert names(path) == sorted([MODEL, OPTIMIZER, STATE])
 
 
 def test_other_optimizers_and_tensor_rates(tmp_path: Path) -> None:
@@ -233,13 +226,6 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         save_checkpoint(tmp_path, 1, net, adamw(net), {"a": {1}})  # type: ignore[dict-item]
     with pytest.raises(TrainError, match=r"group 0 has a parameter \(3,\) that is not the model's"):
         save_checkpoint(tmp_path, 1, net, torch.optim.AdamW([nn.Parameter(torch.ones(3))]), {})
-    odd = {"odd": torch.eye(2).to_sparse()}
-    with pytest.raises(TrainError, match=r"odd is torch\.sparse_coo"):
-        save_checkpoint(tmp_path, 1, net, adamw(net), {}, extra=odd)
-    with pytest.raises(TrainError, match=r"extra\.safetensors.*complex128"):
-        save_checkpoint(
-            tmp_path, 1, net, adamw(net), {}, extra={"z": torch.ones(1, dtype=torch.complex128)}
-        )
     with pytest.raises(TrainError, match="at least 0, got -1"):
         save_checkpoint(tmp_path, -1, net, adamw(net), {})
     assert names(tmp_path) == []

@@ -12,7 +12,7 @@ import torch
 
 from t3c.control.knapsack import allocations
 from t3c.control.menu import Option
-from t3c.control.policy import Token
+from t3c.control.token import Token
 from t3c.errors import SpecError
 from t3c.spec import Level
 from t3c.train import policy_gradient as pg

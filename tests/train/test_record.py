@@ -6,7 +6,6 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import t3c
 from t3c.errors import DataError, TrainError
@@ -65,7 +62,7 @@ def no_board(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_call_is_a_line_on_disk(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "new" / "run", tensorboard=False)
+    recorder = Recorder(tmp_path / "new" / "run")
     values: dict[str, Any] = {
         "loss": 0.1 + 0.2,
         "rate": np.float32(0.5),
@@ -81,8 +78,6 @@ def test_every_call_is_a_line_on_disk(tmp_path: Path) -> None:
         *({"step": step, "kind": "train", "values": shown} for step in range(3)),
         {"step": 2, "kind": "validation", "values": {"accuracy": 0.25}},
     ]
-    with pytest.raises(TrainError, match="got 'test'"):
-        recorder.log(3, "test", {})  # type: ignore[arg-type]
 
 
 def test_without_a_folder_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +85,13 @@ def test_without_a_folder_nothing_happens(tmp_path: Path, monkeypatch: pytest.Mo
     with Recorder(None) as recorder:
         recorder.log(0, "train", {"loss": 1.0})
         assert recorder.rewind(0) == 0
-        assert recorder.tensorboard_reason == "the run has no folder"
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_board")
 @pytest.mark.parametrize("torn", [b"", b'{"step": 1, "kind": "tra', b'{"step": 1}'])
 def test_a_resumed_run_has_each_step_once(tmp_path: Path, torn: bytes) -> None:
-    recorder = Recorder(tmp_path, tensorboard=False)
+    recorder = Recorder(tmp_path)
     for step in range(1, 8):
         recorder.log(step, "train", {"loss": float(step)})
         if step % 2 == 0:
@@ -104,7 +99,7 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path, torn: bytes) -> None:
     before = lines(tmp_path)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(torn)
-    resumed = Recorder(tmp_path, tensorboard=False)
+    resumed = Recorder(tmp_path)
     assert lines(tmp_path) == before  # a torn line is gone before another is written after it
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(torn)
@@ -123,7 +118,7 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path, torn: bytes) -> None:
 def test_a_rewind_that_fails_leaves_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder(tmp_path, tensorboard=False)
+    recorder = Recorder(tmp_path)
     for step in range(3):
         recorder.log(step, "train", {"loss": 1.0})
 
@@ -140,12 +135,11 @@ def test_a_rewind_that_fails_leaves_the_file(
     with pytest.raises(TrainError, match=r"metrics\.jsonl: cannot be written: Is a directory"):
         recorder.log(3, "train", {"loss": 1.0})
     with pytest.raises(TrainError, match="cannot be written"):
-        Recorder(tmp_path, tensorboard=False)
+        Recorder(tmp_path)
 
 
 def test_scalars_go_to_tensorboard(tmp_path: Path, boards: list[Board]) -> None:
     with Recorder(tmp_path) as recorder:
-        assert recorder.tensorboard_reason is None
         recorder.log(1, "train", {"loss": 2.0, "rate": 0.1})
         recorder.log(2, "train", {"loss": 1.0})
         recorder.log(2, "validation", {"loss": 3.0})
@@ -163,38 +157,32 @@ def test_scalars_go_to_tensorboard(tmp_path: Path, boards: list[Board]) -> None:
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
 
 
-def test_tensorboard_is_never_an_error(tmp_path: Path, boards: list[Board]) -> None:
+def test_tensorboard_is_never_an_error(
+    tmp_path: Path, boards: list[Board], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "t3c.train")
     recorder = Recorder(tmp_path)
     recorder.log(0, "train", {"full": 1.0})
-    assert recorder.tensorboard_reason == (
-        "it cannot be written: [Errno 28] No space left on device"
-    )
+    assert "it cannot be written: [Errno 28] No space left on device" in caplog.text
     recorder.log(1, "train", {"loss": 1.0})
     recorder.close()
     assert len(lines(tmp_path)) == 2
     assert [b.scalars for b in boards] == [[]]
-    assert Recorder(tmp_path, tensorboard=False).tensorboard_reason == "it was not asked for"
 
 
 @pytest.mark.usefixtures("no_board")
-def test_without_tensorboard_installed(tmp_path: Path) -> None:
+def test_without_tensorboard_installed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "t3c.train")
     with Recorder(tmp_path) as recorder:
         recorder.log(0, "train", {"loss": 1.0})
         recorder.rewind(0)
-        assert recorder.tensorboard_reason is not None
-        assert "tensorboard" in recorder.tensorboard_reason
-        assert "pip install 't3c[train]'" in recorder.tensorboard_reason
+    assert "no TensorBoard" in caplog.text
+    assert "pip install 't3c[train]'" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@dataclass(frozen=True)
-class Config:
-    steps: int
-    clip: float
-
-
 def test_the_manifest_says_what_ran(tmp_path: Path) -> None:
-    config = {"train": Config(3, math.inf), "data": Path("digits"), "ranks": (1, np.int64(2))}
+    config = {"train": {"steps": 3, "clip": math.inf}, "loss": "classification", "ranks": (1, 2)}
     seen = DataFingerprint()
     seen.update(torch.ones(2, 3))
     before = datetime.now(UTC) - timedelta(seconds=1)
@@ -206,10 +194,10 @@ def test_the_manifest_says_what_ran(tmp_path: Path) -> None:
     assert started.utcoffset() == timedelta(0)
     assert before <= started <= datetime.now(UTC)
     assert back["config"] == {
-        "train": {"steps": 3, "clip": "inf"}, "data": "digits", "ranks": [1, 2],
+        "train": {"steps": 3, "clip": "inf"}, "loss": "classification", "ranks": [1, 2],
     }  # fmt: skip
     assert back["seeds"] == {"torch": 3407}
-    assert back["data"] == {"sha256": seen.digest(), "batches": 1, "samples": 2}
+    assert back["data"] == {"sha256": seen.as_json()["sha256"], "batches": 1, "samples": 2}
     assert back["versions"] == {
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": torch.__version__, "numpy": np.__version__, "t3c": t3c.__version__,
@@ -248,8 +236,6 @@ def test_a_manifest_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="cannot be written"):
         write_manifest(tmp_path / "file", {})
     write_manifest(tmp_path, {"a": 1})
-    with pytest.raises(TrainError, match="JSON has not"):
-        write_manifest(tmp_path, {"a": object()})
     assert json.loads((tmp_path / "run.json").read_text()) == {"a": 1}
 
 
@@ -257,7 +243,7 @@ def digest_of(*batches: Any) -> str:
     found = DataFingerprint()
     for batch in batches:
         found.update(batch)
-    return found.digest()
+    return str(found.as_json()["sha256"])
 
 
 def test_all_of_a_batch_counts() -> None:
@@ -275,18 +261,3 @@ def test_all_of_a_batch_counts() -> None:
     assert digest_of((x, y)) == digest_of((x.T.contiguous().T, y.clone())) == digest_of([x, y])
     with pytest.raises(DataError, match="a batch holds tensors, got str"):
         digest_of((x, "label"))
-
-
-@given(sizes=st.lists(st.integers(0, 5), max_size=6), cut=st.integers(0, 6))
-def test_a_resumed_fingerprint_is_the_fingerprint(sizes: list[int], cut: int) -> None:
-    batches = [(torch.rand(size, 2), torch.rand(size)) for size in sizes]
-    whole, first = DataFingerprint(), DataFingerprint()
-    for batch in batches:
-        whole.update(batch)
-    for batch in batches[:cut]:
-        first.update(batch)
-    second = DataFingerprint(json.loads(json.dumps(first.as_json())))
-    for batch in batches[cut:]:
-        second.update(batch)
-    assert second.as_json() == whole.as_json()
-    assert (whole.batches, whole.samples) == (len(sizes), sum(sizes))

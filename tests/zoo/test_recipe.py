@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from t3c.train import BlockConfig, Objective, TrainConfig
 from t3c.train.augment import Augmentation
 from t3c.train.losses import loss_of
 from t3c.zoo.digits import IMAGE
-from t3c.zoo.recipe import Recipe, Sweep, load_recipe
+from t3c.zoo.recipe import Recipe, load_recipe
 from t3c.zoo.settings import build
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -61,37 +59,10 @@ def test_every_recipe_that_ships_loads(path: Path) -> None:
     if recipe.subject == "stories15m":
         assert recipe.train.loss == "language_modelling"
         assert recipe.train.objective.augment == 0, "tokens have no augmentation without a mask"
-    if recipe.sweep is not None:
-        count = math.prod(len(values) for values in recipe.sweep.settings.values())
-        points = recipe.grid()
-        assert len(points) == count * len(recipe.sweep.seeds)
-        for name, values in recipe.sweep.settings.items():
-            assert {point.setting(name) for point in points} == set(values)
-
-
-@pytest.mark.parametrize(
-    ("name", "rates", "caps"),
-    [
-        # 1e-3 and 2e-3 by the linear rule, which is for batches of 256: these are of 128.
-        ("cifar10-resnet20", {5e-4, 1e-3}, {"convolution": {0.6, 0.8, 1.0}}),
-        ("stories15m", {2e-5, 3e-5}, {"projection": {0.5, 0.7}, "linear": {0.6, 0.8}}),
-    ],
-)
-def test_the_papers_grids(name: str, rates: set[float], caps: dict[str, set[float]]) -> None:
-    (path,) = (path for path in CONFIGS if path.stem == name)
-    points = load_recipe(path).grid()
-    assert {p.train.learning_rate for p in points} == rates
-    assert {p.train.seed for p in points} == {3407, 2025, 9157}
-    for role, shares in caps.items():
-        assert {p.elastic.rank_caps[role] for p in points} == shares
-    # No cap is without effect: each takes a rank away that the next has.
-    fractions = points[0].elastic.rank_fractions
-    for low, high in pairwise(sorted(set().union(*caps.values()))):
-        assert any(low < fraction <= high for fraction in fractions)
 
 
 def test_defaults_and_empty_sections(file: Path) -> None:
-    text = "subject: digits\nelastic:\ntrain:\nblocks:\nexport:\nsweep: ~\n"
+    text = "subject: digits\nelastic:\ntrain:\nblocks:\nexport:\n"
     assert loaded(file, text) == loaded(file, "subject: digits") == Recipe("digits")
 
 
@@ -109,7 +80,6 @@ elastic:
   rank_caps: {convolution: 0.5, linear: 1}
   convolution: cp
   rank_tied_bits: {a: 1, b: 1.5, offsets: [0, 1]}
-  attention: []
 train:
   steps: 10
   learning_rate: 1e-3
@@ -124,12 +94,11 @@ export:
   certificate:
     measures: [absolute, kl]
     estimates: {samples: 2, path_samples: 1}
-sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
 """,
     )
     assert recipe.elastic == ElasticConfig(
         bits=(4, 8), rank_fractions=(0.25, 0.5), include=("blocks.*",),
-        convolution=Factorization.CP, rank_caps={"convolution": 0.5, "linear": 1.0}, attention=(),
+        convolution=Factorization.CP, rank_caps={"convolution": 0.5, "linear": 1.0},
         rank_tied_bits=RankTiedBits(1.0, 1.5, offsets=(0, 1)),
     )  # fmt: skip
     assert isinstance(recipe.elastic.convolution, Factorization)
@@ -138,11 +107,11 @@ sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
     )
     assert recipe.blocks == BlockConfig(steps=3)
     assert recipe.export is not None
+    assert recipe.export.controller is not None
     assert recipe.export.controller.summary_units == ("a", "b")
     assert (recipe.export.timing.rounds, recipe.export.timing.starts) == (3, False)
     assert recipe.export.certificate.measures == ("absolute", "kl")
     assert recipe.export.certificate.estimates == EstimateConfig(samples=2, path_samples=1)
-    assert recipe.sweep == Sweep({"steps": [1, 2]}, (1, 2), 0.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +134,6 @@ sweep: {settings: {steps: [1, 2]}, seeds: [1, 2], drift: 0, slack: 2}
             "subject: digits\nexport: {certificate: {estimates: {sample: 1}}}",
             "export.certificate.estimates.sample", "samples",
         ),
-        ("subject: digits\nsweep: {setting: {}}", "sweep.setting", "settings"),
-        ("subject: digits\nsweep: {settings: {stepz: [1]}}", "train.stepz", "steps"),
-        ("subject: digits\nsweep: {settings: {elastic.tiles: [1]}}", "elastic.tiles", "tile"),
         ("subject: digits\n1: 2", "1", None),
         ("subject: digits\n~: 2", "None", None),
     ],
@@ -216,16 +182,6 @@ def test_values_of_another_type_are_not_read_as_if(file: Path, line: str) -> Non
         ("batch: 0", "batch must be at least 1"),
         ("samples: -1", "samples must be at least 1"),
         ("batch: 1.5", "batch should be a valid integer, got 1.5"),
-        ("sweep: {seeds: []}", "sweep: seeds are whole numbers"),
-        ("sweep: {seeds: [1.5]}", "sweep.seeds.0 should be a valid integer"),
-        ("sweep: {slack: -1}", "sweep: slack must be at least 0"),
-        ("sweep: {settings: {steps: 3}}", "sweep.settings.steps should be"),
-        ("sweep: {settings: {steps: []}}", "sweep: settings.steps is a list of values"),
-        ("sweep: {settings: {steps: [x]}}", "sweep: train.steps should be a valid integer"),
-        ("sweep: {settings: {seed: [1]}}", "sweep: settings has no seed"),
-        ("sweep: {settings: {weight_decay: [0, 0.0]}}", "is there twice"),
-        ("sweep: {seeds: [1, 1]}", "is there twice"),
-        ("sweep: {settings: {blocks.steps: [1]}}", "blocks is None"),
         ("batch: 1\nbatch: 2", "batch is there twice"),
         ("train: {steps: 1, steps: 2}", "steps is there twice"),
         ("train: {", "not YAML"),
@@ -257,8 +213,7 @@ def test_files_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
 
 
 def test_settings_given_beside_the_file(file: Path) -> None:
-    text = "subject: digits\ntrain: {steps: 5, seed: 7}\nsweep: {settings: {objective.tail: [0.1]}}"
-    plain = loaded(file, text)
+    text = "subject: digits\ntrain: {steps: 5, seed: 7}"
     recipe = loaded(
         file, text, "steps=9", "learning_rate=1e-4", "controller=off", "augmentations=[shift]",
         "batch=4", "elastic.tile=4", "train.masks=true", "elastic.rank_caps.linear=0.5",
@@ -267,7 +222,7 @@ def test_settings_given_beside_the_file(file: Path) -> None:
         steps=9, seed=7, learning_rate=1e-4, augmentations=("shift",), masks=True
     )
     assert recipe.elastic == ElasticConfig(tile=4, rank_caps={"linear": 0.5})
-    assert (recipe.batch, recipe.sweep) == (4, plain.sweep)
+    assert recipe.batch == 4
     # Neither can be alone: they are taken together.
     zero = ("objective.distill=0", "objective.augment=0", "objective.tail=0")
     recipe = loaded(file, text, *zero, "train.objective.spectral=1")
@@ -295,21 +250,6 @@ def test_settings_that_cannot_be_given(file: Path, setting: str, told: str) -> N
     assert said.startswith("--set: ")
     assert told in said
     assert str(file) not in said, "the file is not at fault"
-
-
-def test_a_grid_is_the_product_of_settings_times_seeds() -> None:
-    sweep = Sweep({"steps": [1, 2, 3], "elastic.rank_caps.linear": [0.5, 1]}, seeds=(4, 5))
-    recipe = Recipe("digits", batch=8, sweep=sweep)
-    points = recipe.grid()
-    wanted = [(steps, cap, seed) for steps in (1, 2, 3) for cap in (0.5, 1.0) for seed in (4, 5)]
-    assert [
-        (p.train.steps, p.elastic.rank_caps["linear"], p.train.seed) for p in points
-    ] == wanted  # fmt: skip
-    assert all(p.sweep is None and p.batch == 8 for p in points)
-    assert [p.setting("elastic.rank_caps.linear") for p in points] == [w[1] for w in wanted]
-    with pytest.raises(SpecError, match="has no sweep"):
-        Recipe("digits").grid()
-    assert [p.train.seed for p in Recipe("digits", sweep=Sweep(seeds=(1, 2))).grid()] == [1, 2]
 
 
 PLAIN = st.recursive(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,54 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import LIGHT, quick
+from small_recipe import RECIPE, TESTED, StopError
 from t3c.artifact.reader import Artifact
-from t3c.convert import ElasticConfig, elasticize_, settle_, state_of
-from t3c.errors import DataError, TrainError
+from t3c.convert import elasticize_, settle_, state_of
+from t3c.errors import TrainError
 from t3c.exporter import ExportConfig
 from t3c.nn.inputs import evaluating
 from t3c.nn.view import at
 from t3c.spec import Goal, Profile
-from t3c.train import BlockConfig, TrainConfig, loop
+from t3c.train import BlockConfig, loop
 from t3c.zoo import subjects, training, views
-from t3c.zoo.digits import CLASSES, Digits, DigitsNet, train_digits
-from t3c.zoo.recipe import Recipe, Sweep
-from t3c.zoo.subjects import Labelled, Subject
-from t3c.zoo.training import RESULT, SCORE, SweepRow, Trained, folder_of, score
+from t3c.zoo.recipe import Recipe
+from t3c.zoo.subjects import Subject
+from t3c.zoo.training import RESULT, Trained
 from t3c.zoo.views import View, paired
-
-RECIPE = Recipe(
-    "digits", batch=16, samples=48,
-    elastic=ElasticConfig(
-        bits=(2, 4, 8), rank_fractions=(0.5,), include=("blocks.[01].conv?", "head")
-    ),
-    train=TrainConfig(
-        steps=4, learning_rate=0.01, goal=Goal(profiles=3, worst_drift=9.0),
-    ),
-)  # fmt: skip
-TESTED = 90
-
-
-class StopError(Exception):
-    """A run that is cut off."""
-
-
-@pytest.fixture(scope="module")
-def small(digits: Digits) -> Subject:
-    """A network and pictures that take moments: every second pixel of the digits."""
-    less = Digits(*((x[:, :, ::2, ::2].contiguous(), y) for x, y in _parts(digits)))
-    torch.manual_seed(0)
-    model = DigitsNet((16, 16, 16))
-    train_digits(model, less, epochs=2)
-    (images, labels), (test, right) = less.train, less.test
-    return Subject(
-        "small", model.requires_grad_(True), (images[:64], labels[:64]),
-        (images[64:96], labels[64:96]), less.calibration[0][:80], (test[:TESTED], right[:TESTED]),
-        classes=CLASSES, evaluated=40,
-    )  # fmt: skip
-
-
-def _parts(digits: Digits) -> tuple[Labelled, Labelled, Labelled]:
-    return digits.train, digits.calibration, digits.test
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +36,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep every second step, and validate once."""
     monkeypatch.setattr(loop, "CHECKPOINT_EVERY", 2)
     monkeypatch.setattr(loop, "VALIDATIONS", 1)
-
-
-@pytest.fixture
-def subject(small: Subject, monkeypatch: pytest.MonkeyPatch) -> Subject:
-    """The small one under the name of the real one, anew each time it is asked for."""
-    anew = lambda: replace(small, model=copy.deepcopy(small.model))  # noqa: E731
-    monkeypatch.setitem(subjects.SUBJECTS, "digits", anew)
-    return small
 
 
 def run(recipe: Recipe, out: Path, *, resume: bool = False, stop_at: int | None = None) -> Trained:
@@ -271,100 +227,3 @@ def test_what_is_exported_is_the_trained_network(subject: Subject, tmp_path: Pat
     assert artifact.manifest.profiles[-1].name == "max"
     assert (tmp_path / "original.onnx").is_file()
     assert (tmp_path / RESULT).is_file()
-
-
-GRID = replace(
-    RECIPE, train=replace(RECIPE.train, steps=2),
-    sweep=Sweep({"learning_rate": [1e-3, 0.1], "elastic.rank_caps.convolution": [0.5]}, (1, 2)),
-)  # fmt: skip
-
-
-def swept(recipe: Recipe, out: Path) -> list[SweepRow]:
-    return training.sweep(recipe, out, say=lambda _: None, watch=lambda *_: None)
-
-
-def test_a_sweep_ranks_its_points_and_trains_each_once(
-    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    carried: list[tuple[float, int]] = []
-    real = training.train_recipe
-
-    def counted(point: Recipe, *args: Any, **kwargs: Any) -> Trained:
-        carried.append((point.train.learning_rate, point.train.seed))
-        if len(carried) == 3:
-            raise StopError
-        return real(point, *args, **kwargs)
-
-    monkeypatch.setattr(training, "train_recipe", counted)
-    with pytest.raises(StopError):
-        swept(GRID, tmp_path)
-    rows = swept(GRID, tmp_path)
-    assert carried == [(1e-3, 1), (1e-3, 2), (0.1, 1), (0.1, 1), (0.1, 2)]
-    scores = [row.score for row in rows]
-    assert scores == sorted(scores)
-    assert len(set(scores)) == 4
-    assert {(r.settings["learning_rate"], r.settings["seed"]) for r in rows} == set(carried)
-    assert all(r.settings["elastic.rank_caps.convolution"] == 0.5 for r in rows)
-    assert swept(GRID, tmp_path) == rows
-    # Another rule ranks what was trained already.
-    assert GRID.sweep is not None
-    strict = swept(replace(GRID, sweep=replace(GRID.sweep, drift=0.0, slack=9.0)), tmp_path)
-    for row in strict:
-        old = next(r for r in rows if r.settings == row.settings)
-        assert row.loss == old.loss
-        assert row.score == pytest.approx(row.loss + 9 * row.slack)
-        assert row.slack > old.slack
-    assert len(carried) == 5
-    # Another recipe is trained anew, whatever the sweep's own settings are called.
-    swept(replace(GRID, batch=8, sweep=replace(GRID.sweep, seeds=(1,))), tmp_path)
-    assert len(carried) == 7
-    (folder,) = {Path(r.out) for r in rows if r.settings == rows[0].settings}
-    (folder / SCORE).write_text("{}")
-    with pytest.raises(DataError, match=r"score\.json is not what was written"):
-        swept(GRID, tmp_path)
-
-
-def test_smoothed_labels_do_not_change_what_is_compared(subject: Subject, tmp_path: Path) -> None:
-    sweep = Sweep({"label_smoothing": [0.0, 0.5]})
-    # The full view is kept and the task is not computed: smoothing trains nothing here.
-    rows = swept(replace(GRID, sweep=sweep), tmp_path)
-    assert rows[0].score == pytest.approx(rows[1].score)
-
-
-def test_no_two_points_share_a_folder(tmp_path: Path) -> None:
-    values: list[Any] = [["a/b"], ["a b"], ["a", "b"], ["a, b"], ["../a"], ["x" * 300], ["x" * 301]]
-    points = [replace(RECIPE, elastic=replace(RECIPE.elastic, exclude=tuple(v))) for v in values]
-    names = [
-        folder_of(point, {"elastic.exclude": value})
-        for point, value in zip(points, values, strict=True)
-    ]
-    rates = [1e-3, 1e-3 + 1e-18, 1e-4]
-    names += [
-        folder_of(replace(RECIPE, train=TrainConfig(learning_rate=rate)), {"learning_rate": rate})
-        for rate in rates
-    ]
-    assert len(set(names)) == len(names)
-    for name in names:
-        (tmp_path / name).mkdir()  # a plain name: neither too long nor of several parts
-        assert (tmp_path / name).resolve().parent == tmp_path.resolve()
-    assert names[0] == folder_of(points[0], {"elastic.exclude": values[0]})
-    assert "learning_rate=0.001" in names[7]
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda v: v, 2.0 + 3 * (0.0 + 0.1 + 0.0) / 3),
-        (lambda v: v | {"full/loss": 99.0, "full/drift": 9.0}, 2.1),
-        (lambda v: {k: x for k, x in v.items() if k.startswith("max")}, 1.0),
-    ],
-)
-def test_score(change: Callable[[dict[str, float]], dict[str, float]], expected: float) -> None:
-    validated = {
-        "tiny/loss": 3.0, "tiny/drift": 0.1, "med/loss": 2.0, "med/drift": 0.25,
-        "max/loss": 1.0, "max/drift": 0.05,
-    }  # fmt: skip
-    found = score(change(validated), Sweep(drift=0.15, slack=3.0))
-    assert found.score == pytest.approx(expected)
-    with pytest.raises(DataError, match="no profile was validated"):
-        score({"full/loss": 1.0, "full/drift": 0.0}, Sweep())

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from t3c.errors import DataError
-from t3c.zoo.corpora import first_file, read_text
+from t3c.zoo.local import data_root, read_text
 
 SENTENCE, LABEL = ("sentence", "content", "text"), "label"  # columns of a file of one's own
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -142,3 +142,12 @@ def _column(names: list[str], options: tuple[str, ...], path: Path) -> int:
         if option in names:
             return names.index(option)
     raise DataError(f"{path} has no column {' or '.join(options)}: it has {', '.join(names)}")
+
+
+def first_file(names: list[str]) -> Path:
+    """Return the first of these files that the local data holds."""
+    root = data_root()
+    for name in names:
+        if (root / name).is_file():
+            return root / name
+    raise DataError(f"T3C_DATA, {root}, does not hold {' or '.join(names)}")

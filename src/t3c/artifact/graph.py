@@ -30,10 +30,7 @@ from t3c.silence import silenced
 from t3c.spec import LayerSpec
 
 Axes = Mapping[str, Mapping[int, str]]  # by input and axis, the name under which a size is free
-BATCH_AXIS, PAST_AXIS = (
-    "batch",
-    "past",
-)  # what the axes of all samples, and of what states remember, are called
+BATCH_AXIS, PAST_AXIS = "batch", "past"  # the axes of samples, and of what states remember
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -153,17 +153,16 @@ class Artifact:
 
     def add_certification(self, certification: Certification) -> Ledger:
         """Put a certification into the ledger, beside those of other engines and forms."""
-        with locked(self.path / LEDGER, wait=LEDGER_SECONDS):
-            self._check_not_replaced()
-            ledger = (self.ledger() or Ledger(content=self.content)).added(certification)
-            self.put_ledger(ledger)
-        return ledger
+        return self._changed_ledger(lambda ledger: ledger.added(certification))
 
     def add_parity(self, rows: Sequence[ParityEntry]) -> Ledger:
         """Put into the ledger how far engines are from torch, in place of what it said before."""
+        return self._changed_ledger(lambda ledger: ledger.compared(rows))
+
+    def _changed_ledger(self, change: Callable[[Ledger], Ledger]) -> Ledger:
         with locked(self.path / LEDGER, wait=LEDGER_SECONDS):
             self._check_not_replaced()
-            ledger = (self.ledger() or Ledger(content=self.content)).compared(rows)
+            ledger = change(self.ledger() or Ledger(content=self.content))
             self.put_ledger(ledger)
         return ledger
 

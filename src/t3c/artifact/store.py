@@ -24,6 +24,7 @@ from t3c.spec import MAX_BITS, LayerPoint
 
 Floats = npt.NDArray[np.float32]
 Tensors = dict[str, npt.NDArray[np.generic]]
+Shapes = Sequence[tuple[int, ...]]  # of a stage at rising ranks
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,19 @@ class StageCodes:
 def pack_layer(
     entry: LayerEntry, dense: StageCodes | None, stages: Sequence[StageCodes]
 ) -> Tensors:
-    """The tensors that store one layer; `dense` is None where no profile runs it at full rank."""
-    tensors: Tensors = {}
+    """Return the tensors of one layer; `dense` is None where no profile runs it at full rank."""
+    parts: list[tuple[str, StageCodes, Shapes, Sequence[int]]] = []
     if dense is not None:
-        shape = [dense.weight.shape]
-        _pack_stage(f"{entry.spec.name}/dense", dense, shape, entry.dense_bits, tensors)
+        parts.append(("dense", dense, [dense.weight.shape], entry.dense_bits))
     for index, stage in enumerate(stages):
-        shapes = [entry.spec.stage_shapes(rank)[index] for rank in entry.ranks]
-        bits = sorted({entry.spec.stage_bits(q)[index] for q in entry.bits})
-        _pack_stage(f"{entry.spec.name}/stage{index}", stage, shapes, bits, tensors)
+        ladder = [entry.spec.stage_shapes(rank)[index] for rank in entry.ranks]
+        parts.append((f"stage{index}", stage, ladder, _stage_views(entry, index)))
+    tensors: Tensors = {}
+    for part, stage, shapes, bits in parts:
+        out, into = shapes[-1][:2]
+        codes = encode(stage.weight[:out, :into], stage.grid[:out])
+        scales = {view: stage.views[view][:out].astype(np.float32) for view in bits}
+        tensors |= _stored(f"{entry.spec.name}/{part}", codes, shapes, scales)
     return tensors
 
 
@@ -73,36 +78,27 @@ def read_layer(
 
 
 def trim_layer(file: Any, entry: LayerEntry, wanted: LayerEntry) -> Tensors:
-    """The tensors that store what `wanted` has of a layer, of those that store `entry`."""
-    spec, tensors = entry.spec, Tensors()
-    try:
-        if wanted.dense_bits:
-            name, shape = f"{spec.name}/dense", [spec.dense_shape]
-            _trim_stage(file, name, shape, shape, wanted.dense_bits, tensors)
-        ladder = [
-            spec.stage_shapes(rank) for rank in entry.ranks if rank <= max(wanted.ranks, default=0)
-        ]
-        kept = [spec.stage_shapes(rank) for rank in wanted.ranks]
-        for index in range(len(kept[-1]) if kept else 0):
+    """Return the tensors that store what `wanted` has of a layer, of those that store `entry`."""
+    spec = entry.spec
+    parts: list[tuple[str, Shapes, Shapes, Sequence[int]]] = []
+    if wanted.dense_bits:
+        parts.append(("dense", [spec.dense_shape], [spec.dense_shape], wanted.dense_bits))
+    if wanted.ranks:
+        below = [rank for rank in entry.ranks if rank <= wanted.ranks[-1]]
+        ladder, kept = ([spec.stage_shapes(rank) for rank in r] for r in (below, wanted.ranks))
+        for index in range(len(kept[-1])):
             steps, least = ([step[index] for step in each] for each in (ladder, kept))
-            bits = sorted({spec.stage_bits(q)[index] for q in wanted.bits})
-            _trim_stage(file, f"{spec.name}/stage{index}", steps, least, bits, tensors)
+            parts.append((f"stage{index}", steps, least, _stage_views(wanted, index)))
+    tensors: Tensors = {}
+    try:
+        for part, stored, needed, bits in parts:
+            name = f"{spec.name}/{part}"
+            codes = _read_codes(file, name, stored, max(bits))
+            scales = {view: _read_scale(file, name, needed[-1][0], view) for view in bits}
+            tensors |= _stored(name, codes, needed, scales)
     except SafetensorError as error:
         raise CorruptError(f"{spec.name}: {error}") from error
     return tensors
-
-
-def _trim_stage(
-    file: Any,
-    name: str,
-    shapes: Sequence[tuple[int, ...]],
-    kept: Sequence[tuple[int, ...]],
-    bits: Sequence[int],
-    tensors: Tensors,
-) -> None:
-    _pack_blocks(name, _read_codes(file, name, shapes, max(bits)), kept, bits, tensors)
-    for view in bits:
-        tensors[f"{name}/scale{view}"] = _read_scale(file, name, kept[-1][0], view)
 
 
 def layer_bytes(entry: LayerEntry, point: LayerPoint) -> int:
@@ -115,41 +111,29 @@ def layer_bytes(entry: LayerEntry, point: LayerPoint) -> int:
     return sum(_stage_bytes(list(steps), q) for steps, q in stages)
 
 
-def _pack_stage(
-    name: str,
-    stage: StageCodes,
-    shapes: Sequence[tuple[int, ...]],
-    bits: Sequence[int],
-    tensors: Tensors,
-) -> None:
-    out, into = shapes[-1][:2]
-    codes = encode(stage.weight[:out, :into], stage.grid[:out])
-    _pack_blocks(name, codes, shapes, bits, tensors)
-    for view in bits:
-        tensors[f"{name}/scale{view}"] = stage.views[view][:out].astype(np.float32)
+def _stage_views(entry: LayerEntry, index: int) -> list[int]:
+    """Return the bits of a stage's views, rising."""
+    return sorted({entry.spec.stage_bits(q)[index] for q in entry.bits})
 
 
-def _pack_blocks(
-    name: str,
-    codes: Codes,
-    shapes: Sequence[tuple[int, ...]],
-    bits: Sequence[int],
-    tensors: Tensors,
-) -> None:
-    """Blocks of as many planes as the largest view has."""
-    for index, block in enumerate(_blocks(codes, shapes)):
-        tensors[f"{name}/block{index}"] = pack_planes(block)[: max(bits)]
+def _stored(name: str, codes: Codes, shapes: Shapes, scales: Mapping[int, Floats]) -> Tensors:
+    """Return the tensors of a stage: scales, and blocks of as many planes as the largest view."""
+    tensors: Tensors = {f"{name}/scale{view}": scale for view, scale in scales.items()}
+    for index, corner in enumerate(_corners(shapes)):
+        block = np.concatenate([codes[area].ravel() for area in corner])
+        tensors[f"{name}/block{index}"] = pack_planes(block)[: max(scales)]
+    return tensors
 
 
 def _read_stage(
-    file: Any, name: str, shapes: Sequence[tuple[int, ...]], bits: int
+    file: Any, name: str, shapes: Shapes, bits: int
 ) -> tuple[npt.NDArray[np.int8], Floats]:
     codes = _read_codes(file, name, shapes, bits)
     scale = _read_scale(file, name, shapes[-1][0], bits)
     return integers(codes, bits), unit_scale(scale, bits)
 
 
-def _read_codes(file: Any, name: str, shapes: Sequence[tuple[int, ...]], bits: int) -> Codes:
+def _read_codes(file: Any, name: str, shapes: Shapes, bits: int) -> Codes:
     """The codes of the largest shape, of which all but the top `bits` are zero."""
     blocks = [file.get_slice(f"{name}/block{index}") for index in range(len(shapes))]
     stored = [block.get_shape() for block in blocks]
@@ -183,12 +167,7 @@ def _read_scale(file: Any, name: str, rows: int, bits: int) -> Floats:
     return scale
 
 
-def _blocks(codes: Codes, shapes: Sequence[tuple[int, ...]]) -> Iterator[Codes]:
-    for corner in _corners(shapes):
-        yield np.concatenate([codes[area].ravel() for area in corner])
-
-
-def _corners(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[slice, slice], ...]]:
+def _corners(shapes: Shapes) -> Iterator[tuple[tuple[slice, slice], ...]]:
     """What each shape adds to the leading corner before it: new columns of old rows, new rows."""
     out = into = 0
     for shape in shapes:
@@ -196,7 +175,7 @@ def _corners(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[slice, s
         out, into = shape[0], shape[1]
 
 
-def _stage_bytes(shapes: Sequence[tuple[int, ...]], bits: int) -> int:
+def _stage_bytes(shapes: Shapes, bits: int) -> int:
     total, before = 4 * shapes[-1][0], 0
     for shape in shapes:
         total += bits * -(-(prod(shape) - before) // 8)

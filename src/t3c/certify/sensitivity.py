@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from t3c.certify.gains import EXACT_OUTPUTS
 from t3c.nn.hooks import taking
 from t3c.nn.inputs import Inputs, batches_of, call, evaluating
 from t3c.nn.layers import ElasticLayer
@@ -18,7 +19,6 @@ from t3c.nn.view import at, elastic_layers, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.spec import LayerPoint
 
-EXACT_OUTPUTS = 32
 PROBES = 24
 
 

@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from t3c.artifact.ledger import Certification
-from t3c.artifact.manifest import ModelEntry
 from t3c.artifact.reader import LEDGER, Artifact
 from t3c.cli.console import (
     ArtifactArg,
@@ -24,7 +23,7 @@ from t3c.cli.console import (
 )
 from t3c.errors import DataError
 from t3c.files import write_atomic
-from t3c.report.terminal import cell, certification_json
+from t3c.report.terminal import cell
 from t3c.runtime.reading import read_samples
 
 
@@ -87,21 +86,16 @@ def certify(
         found = certify_artifact(
             artifact, samples, original or artifact.parent / "original.onnx", config,
             engine=engine, threads=threads, labels=others[slices] if slices else None,
-            held_out=None if test is None else _tested(test, model), watch=watcher(bar),
+            held_out=None if test is None else read_samples(test, model)[0], watch=watcher(bar),
         )  # fmt: skip
     picture = plot or artifact / "certificates.svg"
     write_atomic(picture, certificate_picture(found).encode())
-    payload = certification_json(found) | {
-        "ledger": str(artifact / LEDGER), "plot": str(picture),
-    }  # fmt: skip
+    payload = found.model_dump(mode="json", exclude={"keys", "monitors", "forms"})
+    payload |= {"ledger": str(artifact / LEDGER), "plot": str(picture)}
     if as_json:
         print_json(payload)
         return
     print_certification(found, payload)
-
-
-def _tested(path: Path, model: ModelEntry) -> Any:
-    return read_samples(path, model)[0]
 
 
 def print_certification(found: Certification, payload: dict[str, Any]) -> None:

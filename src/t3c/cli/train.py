@@ -1,4 +1,4 @@
-"""`t3c train`: a recipe carried out, or a grid of them."""
+"""`t3c train`: a recipe carried out."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint")
     ] = False,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="Train the recipe's grid, or go on with it, and rank it")
-    ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override one: --set steps=100, elastic.tile=4"),
@@ -33,7 +30,6 @@ def train(
     need("torch", "train")
     from t3c.train.processes import Processes
     from t3c.zoo.recipe import load_recipe
-    from t3c.zoo.training import sweep as run_sweep
     from t3c.zoo.training import train_recipe
 
     found = load_recipe(recipe, setting or ())
@@ -44,24 +40,17 @@ def train(
             if Processes().main:
                 bar.console.print(f"· {text}", soft_wrap=True)
 
-        if sweep:
-            rows = run_sweep(found, folder / "sweep", say=say, watch=watcher(bar))
-            payload: dict[str, Any] = {
-                "sweep": [asdict(row) for row in rows],
-                "out": str(folder / "sweep"),
-            }
-        else:
-            done = train_recipe(found, folder, resume=resume, say=say, watch=watcher(bar))
-            payload = {
-                "subject": done.subject.name, "samples": done.samples,
-                "profiles": [asdict(row) for row in done.rows], "out": str(folder),
-            }  # fmt: skip
+        done = train_recipe(found, folder, resume=resume, say=say, watch=watcher(bar))
     if not Processes().main:
         return
+    payload = {
+        "subject": done.subject.name, "samples": done.samples,
+        "profiles": [asdict(row) for row in done.rows], "out": str(folder),
+    }  # fmt: skip
     if as_json:
         print_json(payload)
         return
-    out_console.print(_sweep_table(payload["sweep"]) if sweep else _table(payload))
+    out_console.print(_table(payload))
 
 
 def _table(payload: dict[str, Any]) -> Table:
@@ -84,12 +73,4 @@ def _table(payload: dict[str, Any]) -> Table:
             row["name"], f"{row[what]:.4f}", f"{before:.4f}", shown, f"{row['drift']:.3f}",
             f"{row['flops']:.2f}", f"{row['bytes']:.2f}",
         )  # fmt: skip
-    return table
-
-
-def _sweep_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("settings", "score", "task loss", "slack", title="best first")
-    for row in rows:
-        told = ", ".join(f"{name} {value}" for name, value in row["settings"].items())
-        table.add_row(told, *(f"{row[key]:.4f}" for key in ("score", "loss", "slack")))
     return table

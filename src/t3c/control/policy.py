@@ -17,12 +17,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from t3c.control.snap import Wish, nearest
 from t3c.control.token import RESOURCES, About, Array, Token
 from t3c.errors import DataError, SpecError
 from t3c.spec import Level
-
-__all__ = ["RESOURCES", "About", "Policy", "Token", "nearest_profile", "summarize"]
 
 SUMMARY_CLIP = 4.0  # standard deviations an input summary counts at most
 
@@ -30,6 +27,14 @@ _TANH_END, _TANH_STEPS = 10, 1024
 _TANH = np.maximum.accumulate(
     np.tanh(np.arange(-_TANH_END * _TANH_STEPS, _TANH_END * _TANH_STEPS + 1) / _TANH_STEPS)
 )
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is proposed for one unit: near the levels of its chain, not yet one of them."""
+
+    level: float
+    bits: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +185,19 @@ def summarize(x: Array) -> Array:
     if not np.isfinite(found).all():
         raise DataError("the input to summarize is not finite")
     return found
+
+
+def nearest(levels: Sequence[Level], wish: Wish) -> int:
+    """Return which level minimises |k - k^| / k_top + |q - q^| / q_top; of equals the last."""
+    top = levels[-1]
+    # Exact, so that ties are ties and a larger wish never finds a smaller level.
+    level, bits, weight = Fraction(wish.level), Fraction(wish.bits), Fraction(top.level, top.bits)
+
+    def distance(index: int) -> Fraction:
+        mine = levels[index]
+        return abs(mine.level - level) + weight * abs(mine.bits - bits)
+
+    return min(reversed(range(len(levels))), key=distance)
 
 
 def nearest_profile(points: Mapping[str, Level], profiles: Sequence[Mapping[str, Level]]) -> int:

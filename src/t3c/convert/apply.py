@@ -89,7 +89,8 @@ def elasticize_(
                         on_layer(done, len(plan.layers), layer.spec.name)
                     replaced |= _replace_layer_(model, layer, moments, config)
                     done += 1
-            error = _relative(_elastic_output(model, plan, example), before)
+            moved = _elastic_output(model, plan, example) - before
+            error = float(moved.norm() / before.norm().clamp_min(1e-12))
         if not error <= SAME:
             raise ConvertError(f"the elastic model differs from the original by {error:.3g}")
         model.__dict__[STATE] = ElasticState(original, plan, example)
@@ -286,7 +287,3 @@ def _checked_output(model: nn.Module, example: Inputs) -> Tensor:
             "(samples, outputs, ...) is needed"
         )
     return output
-
-
-def _relative(output: Tensor, wanted: Tensor) -> float:
-    return float((output - wanted).norm() / wanted.norm().clamp_min(1e-12))

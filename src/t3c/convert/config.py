@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -36,9 +35,8 @@ class ElasticConfig:
     match a layer. `store_ratio` caps factored ranks: the factored copy of a layer takes at most
     this share of its dense weights, so that an artifact with both stays under 1.4 times its
     largest profile; `rank_caps` caps them by role, as a share of full rank (paper E.2).
-    `attention` are regular expressions whose first group names a block, whose layers share one
-    budget; None finds blocks by what runs, () shares nothing. `convolution` is how kernels wider
-    than a point are factored. `rank_tied_bits` ties bits to the rank, None offers them freely.
+    `convolution` is how kernels wider than a point are factored. `rank_tied_bits` ties bits to the
+    rank, None offers them freely.
     `metric` says what factors are made to suit where there is calibration data: a layer's `inputs`,
     or `both` these and what the network's output does with the layer's. `balance` is how much of
     the strength of an SVD's ranks goes from its first factor to its second: with some, what passes
@@ -54,7 +52,6 @@ class ElasticConfig:
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
     rank_caps: Mapping[str, float] = field(default_factory=dict)
-    attention: tuple[str, ...] | None = None
     convolution: Factorization = Factorization.TUCKER2
     rank_tied_bits: RankTiedBits | None = None
     metric: Literal["inputs", "both"] = "both"
@@ -99,14 +96,7 @@ class ElasticConfig:
                 )
         caps = {Role(role): cap for role, cap in self.rank_caps.items()}
         object.__setattr__(self, "rank_caps", MappingProxyType(caps))
-        for name in ("include", "exclude", "attention"):
+        for name in ("include", "exclude"):
             given = getattr(self, name)
-            if isinstance(given, str) or not all(isinstance(p, str) for p in given or ()):
+            if isinstance(given, str) or not all(isinstance(p, str) for p in given):
                 raise SpecError(f"{name} is a tuple of patterns, got {given!r}")
-        for pattern in self.attention or ():
-            try:
-                groups = re.compile(pattern).groups
-            except re.error as error:
-                raise SpecError(f"attention pattern {pattern!r}: {error}") from error
-            if groups < 1:
-                raise SpecError(f"attention pattern {pattern!r} has no group to name a block by")

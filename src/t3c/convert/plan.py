@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -127,7 +126,7 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(path)
-    blocks = _blocks(config, observed, list(named))
+    blocks = _blocks(observed)
     layers, skipped = [], []
     for name, module in model.named_modules():
         if name not in named and any(True for _ in module.parameters(recurse=False)):
@@ -155,22 +154,14 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
     return ConversionPlan(tuple(layers), tuple(skipped), params, counted)
 
 
-def _blocks(config: ElasticConfig, observed: Observed, names: list[str]) -> dict[str, str]:
-    """The attention block of each layer that is in one."""
-    if config.attention is None:
-        blocks: dict[str, str] = {}
-        for block in observed.attention_blocks():
-            stem = _stem(block)
-            same = len({b for b in blocks.values() if b.partition("#")[0] == stem})
-            blocks |= dict.fromkeys(block, f"{stem}#{same + 1}" if same else stem)
-        return blocks
-    blocks = {}
-    for name in names:
-        for pattern in config.attention:
-            match = re.search(pattern, name)
-            if match:
-                blocks[name] = match.group(1) or ""
-    return {name: block or "attention" for name, block in blocks.items()}
+def _blocks(observed: Observed) -> dict[str, str]:
+    """Return the attention block of each layer that is in one."""
+    blocks: dict[str, str] = {}
+    for block in observed.attention_blocks():
+        stem = _stem(block)
+        same = len({b for b in blocks.values() if b.partition("#")[0] == stem})
+        blocks |= dict.fromkeys(block, f"{stem}#{same + 1}" if same else stem)
+    return blocks
 
 
 def _stem(names: Sequence[str]) -> str:

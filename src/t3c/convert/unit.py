@@ -1,15 +1,12 @@
-"""What shares one budget: a layer, the projections of an attention block, or a stage of these."""
+"""What shares one budget: a layer, or the projections of an attention block."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import product
-from typing import Literal
 
 from t3c.convert.plan import LayerPlan
-from t3c.errors import SpecError
 from t3c.spec import LayerPoint, Level
 
 
@@ -42,37 +39,11 @@ class Unit:
         return {layer.spec.name: layer.point_at(share, level.bits) for layer in self.layers}
 
 
-def units(layers: Iterable[LayerPlan], tie: Literal["block", "stage"] = "block") -> list[Unit]:
-    """The units of a plan, in order of their first layers.
-
-    A stage ties the units that repeat: of one geometry, with names that differ in numbers alone.
-    """
-    if tie not in ("block", "stage"):
-        raise SpecError(f"tie is 'block' or 'stage', got {tie!r}")
+def units(layers: Iterable[LayerPlan]) -> list[Unit]:
+    """Return the units of a plan, in order of their first layers."""
     members: dict[str, list[LayerPlan]] = {}
     for layer in layers:
         # A block is no layer, whatever the layers are called.
         key = f"block {layer.block}" if layer.block else f"layer {layer.spec.name}"
         members.setdefault(key, []).append(layer)
-    found = [Unit(key, tuple(layers)) for key, layers in members.items()]
-    return _stages(found) if tie == "stage" else found
-
-
-def _stages(found: Iterable[Unit]) -> list[Unit]:
-    """Units that repeat as one, called by the first and the last of them."""
-    stages: dict[Hashable, list[Unit]] = {}
-    for unit in found:
-        stages.setdefault(tuple(map(_likeness, unit.layers)), []).append(unit)
-    tied = []
-    for same in stages.values():
-        first, last = (unit.name.partition(" ")[2] for unit in (same[0], same[-1]))
-        name = f"stage {first} to {last}" if len(same) > 1 else same[0].name
-        tied.append(Unit(name, tuple(layer for unit in same for layer in unit.layers)))
-    return tied
-
-
-def _likeness(layer: LayerPlan) -> Hashable:
-    """What layers of one stage have alike: all but the numbers in their names."""
-    name = re.sub(r"\d+", "#", layer.spec.name)
-    offered = (layer.ranks, layer.shares, layer.bits, layer.tied_bits)
-    return replace(layer.spec, name=name), layer.role, bool(layer.block), offered
+    return [Unit(key, tuple(layers)) for key, layers in members.items()]

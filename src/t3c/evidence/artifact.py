@@ -71,7 +71,8 @@ def certify_artifact(
     else:
         reference = program_reference(runtime.artifact, found)
         made = certify(runtime, reference, found, slices, config, own=own, watch=watch)
-    _keep(runtime, made)
+    runtime.artifact.add_certification(made)
+    write_card(runtime.artifact)
     return made
 
 
@@ -98,8 +99,3 @@ def _check_inputs(runtime: Runtime, model: onnx.ModelProto) -> None:
     wanted = [entry.name for entry in runtime.inputs]
     if names != wanted:
         raise DataError(f"the original takes {', '.join(names)}, the artifact {', '.join(wanted)}")
-
-
-def _keep(runtime: Runtime, made: Certification) -> None:
-    runtime.artifact.add_certification(made)
-    write_card(runtime.artifact)

@@ -19,6 +19,7 @@ from t3c.runtime.runtime import Runtime
 from t3c.spec import Budget, Latency, Profile
 
 ROUNDS = 120
+PROMISES = ("rank_and_bits", "size", "cost", "drift", "accuracy")
 Tick = Callable[[int, int], object]
 
 
@@ -121,53 +122,6 @@ def correct(runtime: Runtime, samples: Array, labels: Array) -> dict[str, Array]
     return found
 
 
-@dataclass(frozen=True)
-class Change:
-    """From one profile to the larger one that a looser budget got."""
-
-    runtime: Runtime
-    small: Profile
-    large: Profile
-    right: Mapping[str, Array]
-
-    def points_rise(self) -> bool:
-        return self.small <= self.large
-
-    def size_rises(self) -> bool:
-        small, large = (self.runtime.artifact.manifest.size_bytes(p.name) for p in self._both)
-        return small <= large
-
-    def cost_rises(self) -> bool:
-        found = {c.profile: c.latency for c in self.runtime.candidates}
-        small, large = (found[p.name] for p in self._both)
-        return small is None or large is None or small.ci95[0] <= large.ci95[1]
-
-    def drift_falls(self) -> bool:
-        found = {c.profile: c.drift for c in self.runtime.candidates}
-        small, large = (found[p.name] for p in self._both)
-        return small is None or large is None or large <= small
-
-    def accuracy_holds(self) -> bool:
-        if not self.right:
-            return True
-        small, large = (self.right[p.name].astype(float) for p in self._both)
-        error = (large - small).std() / np.sqrt(len(small))
-        return bool((large - small).mean() + 1.96 * error >= 0)
-
-    @property
-    def _both(self) -> tuple[Profile, Profile]:
-        return self.small, self.large
-
-
-PROMISES: dict[str, Callable[[Change], bool]] = {
-    "rank_and_bits": Change.points_rise,
-    "size": Change.size_rises,
-    "cost": Change.cost_rises,
-    "drift": Change.drift_falls,
-    "accuracy": Change.accuracy_holds,
-}
-
-
 def draw_pairs(runtime: Runtime, count: int, seed: int) -> list[tuple[Budget, Budget]]:
     """Random budgets over the range the profiles span, each with a looser one beside it.
 
@@ -200,8 +154,28 @@ def broken_promises(
     small, large = (runtime.chain[runtime.choose(budget).profile] for budget in (tight, loose))
     if small.name == large.name:
         return []
-    change = Change(runtime, small, large, right or {})
-    return [name for name, kept in PROMISES.items() if not kept(change)]
+    kept = _kept(runtime, small, large, right or {})
+    return [name for name in PROMISES if not kept[name]]
+
+
+def _kept(
+    runtime: Runtime, small: Profile, large: Profile, right: Mapping[str, Array]
+) -> dict[str, bool]:
+    """Return of each promise whether it is kept on the way to a larger profile."""
+    candidates = {c.profile: c for c in runtime.candidates}
+    below, above = candidates[small.name], candidates[large.name]
+    sizes = [runtime.artifact.manifest.size_bytes(p.name) for p in (small, large)]
+    times = below.latency, above.latency
+    drifts = below.drift, above.drift
+    gained = right[large.name] - right[small.name].astype(float) if right else np.zeros(1)
+    error = gained.std() / np.sqrt(len(gained))
+    return {
+        "rank_and_bits": small <= large,
+        "size": sizes[0] <= sizes[1],
+        "cost": times[0] is None or times[1] is None or times[0].ci95[0] <= times[1].ci95[1],
+        "drift": drifts[0] is None or drifts[1] is None or drifts[1] <= drifts[0],
+        "accuracy": bool(gained.mean() + 1.96 * error >= 0),
+    }
 
 
 def out_of_order(runtime: Runtime, live: Mapping[str, Latency]) -> list[tuple[str, str]]:

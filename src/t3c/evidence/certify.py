@@ -13,7 +13,6 @@ import torch
 
 from t3c.artifact.devices import forms_key
 from t3c.artifact.ledger import Capped, Certification, HeldOut, LayerTerm, Settings, SliceEntry
-from t3c.artifact.shift import ShiftModel
 from t3c.certify.conformal import simultaneous_bounds
 from t3c.certify.coverage import agreement, expected_coverage
 from t3c.certify.drift import MEASURES, Array, Measure
@@ -118,7 +117,7 @@ def certify(
     entries = _entries(runtime, scores, bounds, config.delta, figures)
     held_out = None
     if slices.held_out is not None:
-        test = seen(slices.held_out).relative
+        test = seen(slices.held_out)["relative"]
         held_out = _held_out(entries, test, config.delta, _digest(keys["test"]))
     return Certification(
         engine=runtime.engine.name,
@@ -131,13 +130,15 @@ def certify(
         keys={name: tuple(part) for name, part in keys.items()},
         settings=_settings(config, len(slices.scaling[0])) if found else None,
         entries=entries,
-        quantiles=_quantiles(scores.relative, names),
+        quantiles=_quantiles(scores["relative"], names),
         layers={name: found.layers(name) for name in names} if found else {},
         agreement=_agreement(entries) if found else {},
         slices=_slices(slices.labels, scores, bounds["relative"], names),
         held_out=held_out,
         capped=_capped(scores, names, config),
-        monitors=_monitors(runtime, slices, config, watch),
+        monitors=(
+            shift_models(runtime, slices.scaling, slices.scores, watch) if config.monitor else {}
+        ),
     )
 
 
@@ -170,12 +171,12 @@ def _entries(
             engine=runtime.engine.name,
             forms=forms_key(runtime.forms[name], runtime.device.weight_bits),
             delta=delta,
-            samples=len(scores.relative),
-            mean=float(scores.relative[:, index].mean()),
-            p95=float(np.quantile(scores.relative[:, index], 0.95)),
+            samples=len(scores["relative"]),
+            mean=float(scores["relative"][:, index].mean()),
+            p95=float(np.quantile(scores["relative"][:, index], 0.95)),
             epsilon=float(bounds["relative"][index]),
             measures={
-                m: Bound(float(scores.of[m][:, index].mean()), float(bounds[m][index]))
+                m: Bound(float(scores[m][:, index].mean()), float(bounds[m][index]))
                 for m in bounds
                 if m != "relative"
             },
@@ -229,37 +230,19 @@ class _Evidence:
         }
 
     def layers(self, name: str) -> tuple[LayerTerm, ...]:
-        found, worst = self.estimates[name], self.worst.get(name, [])
-
-        def bounded(layer: str) -> float | None:
-            seen = [b for case in worst for use, b in case.layers.items() if _of(use) == layer]
-            return max(seen) if seen and np.isfinite(seen).all() else None
-
-        return tuple(
-            LayerTerm(
-                layer=layer,
-                gain=found.gains[layer],
-                residual=found.residuals[layer],
-                rms=found.rms[layer],
-                largest=found.largest[layer],
-                p99=found.p99[layer],
-                spectral=found.terms[layer],
-                first_order=found.layer_first_order[layer],
-                worst_case=bounded(layer),
-            )
-            for layer in found.gains
-        )
-
-
-def _of(use: str) -> str:
-    """The layer of a use, which is `layer#2` where it is not the first."""
-    return use.split("#")[0]
+        bounds: dict[str, list[float]] = {}
+        for case in self.worst.get(name, []):
+            for use, bound in case.layers.items():  # `layer#2` where it is not the first
+                bounds.setdefault(use.split("#")[0], []).append(bound)
+        worst = {layer: max(seen) for layer, seen in bounds.items() if np.isfinite(seen).all()}
+        terms = self.estimates[name].layers.items()
+        return tuple(t.model_copy(update={"worst_case": worst.get(n)}) for n, t in terms)
 
 
 def _bounds(name: str, scaling: Drifts, scores: Drifts, delta: float) -> Array:
     if name in RISKS:
-        return risk_bounds(scores.of[name], delta)
-    return simultaneous_bounds(scaling.of[name], scores.of[name], delta)
+        return risk_bounds(scores[name], delta)
+    return simultaneous_bounds(scaling[name], scores[name], delta)
 
 
 def _held_out(entries: Sequence[Certificate], drifts: Array, delta: float, data: str) -> HeldOut:
@@ -288,7 +271,7 @@ def _quantiles(drifts: Array, names: Sequence[str]) -> dict[str, dict[str, float
 def _capped(scores: Drifts, names: Sequence[str], config: CertifyConfig) -> Capped | None:
     if config.flip_cap is None:
         return None
-    kept = certified_within(scores.of["flip"], config.flip_cap, config.delta)
+    kept = certified_within(scores["flip"], config.flip_cap, config.delta)
     return Capped(
         measure="flip", cap=config.flip_cap, profiles=tuple(names[index] for index in kept)
     )
@@ -308,16 +291,8 @@ def _slices(
 ) -> tuple[SliceEntry, ...]:
     if labels is None:
         return ()
-    table = slice_table(labels, scores.relative, scores.of.get("flip"), bounds, names)
+    table = slice_table(labels, scores["relative"], scores.get("flip"), bounds, names)
     return tuple(SliceEntry(**{**asdict(row), "label": str(row.label)}) for row in table)
-
-
-def _monitors(
-    runtime: Runtime, slices: Slices, config: CertifyConfig, watch: Watch
-) -> dict[str, ShiftModel]:
-    if not config.monitor:
-        return {}
-    return shift_models(runtime, slices.scaling, slices.scores, watch)
 
 
 def _settings(config: CertifyConfig, samples: int) -> Settings:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,13 +19,9 @@ from t3c.nn.inputs import Inputs, call, tensors
 CHUNK = 16  # samples of which outputs are held at once: those of a language model are large
 
 Samples = Sequence[Array]
+Reference = Callable[[Samples], Array]  # the original, whatever runs it
+Drifts = Mapping[str, Array]  # of each sample and profile (n, profiles), by measure
 Watch = Callable[[str, int, int], object]
-
-
-class Reference(Protocol):
-    """The original, whatever runs it."""
-
-    def __call__(self, samples: Samples) -> Array: ...
 
 
 def program_reference(artifact: Artifact, original: Original) -> Reference:
@@ -78,17 +72,6 @@ def arrays(inputs: Inputs) -> list[Array]:
     return [value.detach().contiguous().numpy() for value in tensors(inputs)]
 
 
-@dataclass(frozen=True)
-class Drifts:
-    """Drift of each sample and profile (n, profiles), by the name of the measure."""
-
-    of: Mapping[str, Array]
-
-    @property
-    def relative(self) -> Array:
-        return self.of["relative"]
-
-
 def measure_drifts(
     reference: Reference,
     sessions: Mapping[str, Session],
@@ -106,4 +89,4 @@ def measure_drifts(
         for name, measure in measures.items():
             columns = [measured(measure, answer, truth) for answer in answers]
             found[name].append(np.stack(columns, axis=1))
-    return Drifts({name: np.concatenate(rows) for name, rows in found.items()})
+    return {name: np.concatenate(rows) for name, rows in found.items()}

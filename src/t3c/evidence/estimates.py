@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from t3c.artifact.ledger import LayerTerm
 from t3c.certify.drift import Array
 from t3c.certify.gains import GainConfig
 from t3c.certify.norms import residual_norm
@@ -51,7 +52,7 @@ class LayerStatistics:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One profile: the figures, and the tuple of each layer.
+    """One profile: the figures, and the terms of each layer.
 
     `first_order` and `spectral_of` are of each sample, relative to its output.
     """
@@ -59,13 +60,7 @@ class Estimate:
     first_order: Array
     spectral: float
     spectral_of: Array
-    gains: Mapping[str, float]
-    residuals: Mapping[str, float]
-    rms: Mapping[str, float]
-    largest: Mapping[str, float]
-    p99: Mapping[str, float]
-    terms: Mapping[str, float]
-    layer_first_order: Mapping[str, float]
+    layers: Mapping[str, LayerTerm]
 
 
 Tick = Callable[[str, int, int], object]
@@ -154,22 +149,24 @@ class _Gathered:
     def estimate(self) -> Estimate:
         norms = np.array(self.norms)
         scale = float(np.sqrt(np.mean(norms**2)))
-        gains, rms, largest, p99, terms, parts = {}, {}, {}, {}, {}, {}
-        pointwise = np.zeros(len(norms))
+        terms, pointwise = {}, np.zeros(len(norms))
         for name, layer in self.layers.items():
-            sizes = np.array(layer.sizes)
-            gains[name] = max(max(layer.gains), self.wider_gain[name])
-            rms[name] = max(float(np.sqrt(np.mean(sizes**2))), self.wider_rms[name])
-            largest[name] = float(sizes.max())
-            seen = layer.activations
-            p99[name] = seen.quantile(QUANTILE) if seen.count else 0.0
-            terms[name] = gains[name] * self.residuals[name] * rms[name] / scale
-            pointwise += np.array(layer.gains) * self.residuals[name] * sizes / norms
-            parts[name] = float(np.sqrt(np.mean(self.energies[name])))
-        return Estimate(
-            np.array(self.first_order), sum(terms.values()), pointwise, gains, self.residuals,
-            rms, largest, p99, terms, parts,
-        )  # fmt: skip
+            sizes, residual = np.array(layer.sizes), self.residuals[name]
+            gain = max(max(layer.gains), self.wider_gain[name])
+            rms = max(float(np.sqrt(np.mean(sizes**2))), self.wider_rms[name])
+            pointwise += np.array(layer.gains) * residual * sizes / norms
+            terms[name] = LayerTerm(
+                layer=name,
+                gain=gain,
+                residual=residual,
+                rms=rms,
+                largest=float(sizes.max()),
+                p99=layer.activations.quantile(QUANTILE) if layer.activations.count else 0.0,
+                spectral=gain * residual * rms / scale,
+                first_order=float(np.sqrt(np.mean(self.energies[name]))),
+            )
+        spectral = sum(term.spectral for term in terms.values())
+        return Estimate(np.array(self.first_order), spectral, pointwise, terms)
 
 
 def _at_layer(name: str, at: Linearized) -> tuple[Tensor, Tensor]:

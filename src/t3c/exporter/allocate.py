@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
-from t3c.certify.sensitivity import EXACT_OUTPUTS, LayerSensitivity, layer_sensitivities
-from t3c.control.greedy import greedy, uniform
+from t3c.certify.gains import EXACT_OUTPUTS
+from t3c.certify.sensitivity import LayerSensitivity, layer_sensitivities
 from t3c.control.knapsack import Allocation, allocation, allocations
 from t3c.control.menu import Chains, Dropped, Option, chain, dropped
 from t3c.control.options import (
@@ -26,21 +25,17 @@ from t3c.control.options import (
 from t3c.control.policy import Policy, summarize
 from t3c.control.profiles import spread
 from t3c.control.proposed import Controlled
-from t3c.control.snap import Snap, Snapped, hold, snap
-from t3c.control.templates import template_wishes
 from t3c.control.token import Token
 from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
 from t3c.errors import SpecError
 from t3c.nn.inputs import Inputs, select, tensors
-from t3c.spec import LayerPoint, Level, Profile, ProfileChain
+from t3c.spec import Goal, LayerPoint, Level, Profile, ProfileChain
 from t3c.train.controller import train_controller
 from t3c.train.policy_net import ControllerConfig
 from t3c.train.terrain import Terrain
 
 SAMPLES, ADJOINT_BYTES = 32, 4 << 30
-Proposals = Literal["knapsack", "template", "greedy", "uniform", "controller"]
-PROPOSALS: tuple[str, ...] = get_args(Proposals)
 DEVICE = "measured"
 BUDGETS = 400  # levels that a controller is asked for the allocations between
 
@@ -49,34 +44,15 @@ Menus = dict[str, tuple[LayerPoint, ...]]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What profiles to propose: `count` of them, by one of PROPOSALS.
-
-    `worst_drift` bounds the drift of the knapsack's smallest; `layer_drift`, if given, that of
-    every unit of layers; `tie` says what shares a point.
-    """
-
-    count: int
-    worst_drift: float
-    size_weight: float
-    proposals: Proposals = "knapsack"
-    tie: Literal["block", "stage"] = "block"
-    layer_drift: float | None = None
-    controller: ControllerConfig = field(default_factory=ControllerConfig)
-
-
-@dataclass(frozen=True)
 class Allocated:
     """The menu of each layer, the profiles, and the first-order drift of each.
 
-    `notes` are the levels that differ from the proposed ones, `dropped` those that are on no menu,
-    by unit.
+    `dropped` are the levels of each unit that are on no menu.
     """
 
     menus: Menus
     profiles: ProfileChain
     drifts: Mapping[str, float]
-    notes: tuple[Snap, ...] = ()
     dropped: Mapping[str, tuple[Dropped, ...]] = field(default_factory=dict)
     control: Controlled | None = None
 
@@ -110,39 +86,40 @@ def allocate(
     samples: Inputs,
     plans: Sequence[LayerPlan],
     timings: Sequence[LayerTiming],
-    wanted: Wanted,
+    goal: Goal,
+    *,
+    count: int,
+    controller: ControllerConfig | None = None,
 ) -> Allocated:
-    """Chains over (cost, drift) for each unit of layers, and nested profiles proposed over them.
+    """Return chains over (cost, drift) for each unit of layers, and up to `count` nested profiles.
 
     Cost is a share of the all-dense, all-8-bit model: of its summed layer time, and with
-    `size_weight` of its bytes.
+    `goal.size_weight` of its bytes. The knapsack allocates, or a `controller` trained for it.
     """
-    shared = {unit.name: unit for unit in units(plans, wanted.tie)}
+    shared = {unit.name: unit for unit in units(plans)}
     sensitivities = layer_sensitivities(model, select(samples, slice(0, affordable(plans))))
     shares = measured_shares(plans, timings)
     offered = unit_options(
         shared,
         shares,
         lambda name, point: sensitivities[name].squared_drift(point),
-        wanted.size_weight,
+        goal.size_weight,
     )
     chains = {name: chain(options) for name, options in offered.items()}
-    policy = None
-    if wanted.proposals == "controller":
+    policy, path = None, allocations(chains)
+    if controller is not None:
         terrain = Terrain(chains, chain_shares(shared, chains, shares))
-        policy = trained_policy(terrain, shared, samples, sensitivities, wanted.controller)
-    snapped = propose(shared, chains, wanted, policy)
+        policy = trained_policy(terrain, shared, samples, sensitivities, controller)
+        path = decided(policy, chains, continuous=controller.proposals)
+    taken = spread(path, goal.worst_drift, count)
+    named = {f"candidate{i + 1}": allocated for i, allocated in enumerate(taken)}
     menus: Menus = {}
     for name, options in chains.items():
         menus |= _menus([shared[name].layer_points(option.point) for option in options])
-    # Proposals that snap to the same levels are one.
-    different = {frozenset(a.points.items()): a for a in snapped.allocations}
-    named = {f"candidate{i + 1}": a for i, a in enumerate(different.values())}
     return Allocated(
         menus,
         ProfileChain(tuple(layer_profile(shared, a.points, name) for name, a in named.items())),
         {name: a.drift for name, a in named.items()},
-        snapped.notes,
         {name: dropped(offered[name], chains[name]) for name in shared},
         None if policy is None else _controlled(policy, shared, named, shares),
     )
@@ -204,22 +181,6 @@ def measured_shares(plans: Sequence[LayerPlan], timings: Sequence[LayerTiming]) 
         return time, stored_bytes(spec, point) / full_bytes, math.nan
 
     return shares
-
-
-def propose(
-    shared: Mapping[str, Unit], chains: Chains, wanted: Wanted, policy: Policy | None = None
-) -> Snapped:
-    """Return a level of each unit, for budgets from the smallest to the largest."""
-    if wanted.proposals == "template":
-        wishes = template_wishes(list(shared.values()), wanted.count)
-        return snap(wishes, chains, wanted.layer_drift)
-    if policy is not None:
-        path = decided(policy, chains, continuous=wanted.controller.proposals)
-    else:
-        path = {"knapsack": allocations, "greedy": greedy, "uniform": uniform}[wanted.proposals](
-            chains
-        )
-    return hold(spread(path, wanted.worst_drift, wanted.count), chains, wanted.layer_drift)
 
 
 def decided(policy: Policy, chains: Chains, *, continuous: bool = False) -> list[Allocation]:

@@ -8,7 +8,6 @@ from typing import Literal
 from t3c.device.calibrate import CalibrationConfig
 from t3c.errors import SpecError
 from t3c.evidence.certify import CertifyConfig
-from t3c.exporter.allocate import PROPOSALS, Proposals
 from t3c.spec import Goal
 from t3c.train.policy_net import ControllerConfig
 
@@ -21,13 +20,12 @@ class ExportConfig:
     `goal` is the profiles to ship. Drift is measured from the trained full view here.
     `budgets` are shares of the largest profile's time, rising, that the other profiles are to keep
     within; without them profiles are spread evenly over what they take.
-    `proposals` come from the `knapsack`, a `template`, a `greedy` walk, the same level for all
-    (`uniform`), or a `controller` trained on what was measured, which the artifact then carries.
+    `controller` is how to train one on what was measured; it then allocates the profiles instead
+    of the knapsack, and the artifact carries it.
     `activations` left float compress weights alone: for models whose time goes into reading them,
     such as decoders; "auto" leaves them so where the device's layers are faster that way.
     `in_place` times layer points in the whole network instead of alone: more of it, and closer to
     what they save there.
-    `controller` is how that one is trained.
     `timing` is how much is measured, `certificate` what is certified.
     `seed` decides which calibration samples go into which part.
     """
@@ -36,10 +34,9 @@ class ExportConfig:
     threads: int | None = None
     goal: Goal = field(default_factory=Goal)
     budgets: tuple[float, ...] | None = None
-    proposals: Proposals = "knapsack"
     activations: Literal["int8", "float", "auto"] = "int8"
     in_place: bool = False
-    controller: ControllerConfig = field(default_factory=ControllerConfig)
+    controller: ControllerConfig | None = None
     timing: CalibrationConfig = field(default_factory=lambda: CalibrationConfig(busy=True))
     certificate: CertifyConfig = field(default_factory=CertifyConfig)
     seed: int = 3407
@@ -55,10 +52,7 @@ class ExportConfig:
                     f"{self.goal.profiles} profiles have {others} budgets, for all but the "
                     f"largest, got {len(self.budgets)}"
                 )
-        if self.proposals not in PROPOSALS:
-            known = ", ".join(PROPOSALS)
-            raise SpecError(f"proposals are one of {known}, got {self.proposals!r}")
-        if self.proposals == "controller" and not self.controller.monotone:
+        if self.controller is not None and not self.controller.monotone:
             raise SpecError("a controller that is not monotone by construction is not exported")
         if self.activations not in ("int8", "float", "auto"):
             raise SpecError(f"activations are 'int8', 'float' or 'auto', got {self.activations!r}")

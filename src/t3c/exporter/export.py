@@ -22,7 +22,6 @@ from t3c.certify.conformal import least_samples
 from t3c.certify.slices import sample_keys, split_unique
 from t3c.control.menu import Dropped
 from t3c.control.profiles import Measured, PruneCode, Pruned, fitting, names_for, prune, thin
-from t3c.control.snap import Snap
 from t3c.convert import state_of
 from t3c.device.calibrate import calibrate
 from t3c.device.measured import Watch
@@ -32,7 +31,7 @@ from t3c.evidence.certify import Slices, certify
 from t3c.evidence.drifts import arrays, model_reference, program_reference
 from t3c.evidence.original import beside, to_original
 from t3c.exporter import content
-from t3c.exporter.allocate import Allocated, Wanted, allocate
+from t3c.exporter.allocate import Allocated, allocate
 from t3c.exporter.config import ExportConfig
 from t3c.exporter.described import Described
 from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
@@ -54,8 +53,8 @@ Place = Callable[[Draft, DeviceTable], Mapping[str, str]]
 class Exported:
     """What was written, what was measured on the way, and why other things were not shipped.
 
-    `pruned` are candidate profiles, `notes` levels other than the proposed ones, `dropped` levels
-    that are on no menu, by unit; `str` of each is a sentence.
+    `pruned` are candidate profiles, `dropped` levels that are on no menu, by unit; `str` of each
+    is a sentence.
     """
 
     path: Path
@@ -64,7 +63,6 @@ class Exported:
     ledger: Ledger
     parity: tuple[ParityEntry, ...]
     pruned: tuple[Pruned, ...] = ()
-    notes: tuple[Snap, ...] = ()
     dropped: Mapping[str, tuple[Dropped, ...]] = field(default_factory=dict)
 
 
@@ -124,8 +122,12 @@ def export(
         bench = Bench(engine, timed.layers, config, watch)
         say(f"layers take {timed.activations} activations")
         say("allocating ranks and bits")
-        plans, wanted = state_of(model).plan.layers, _wanted(config)
-        candidates = allocate(model, parts.quantizer, plans, timed.layers, wanted)
+        # More candidates than are shipped, most where budgets are to be met.
+        count = (2 if config.budgets is None else 4) * config.goal.profiles - 1
+        candidates = allocate(
+            model, parts.quantizer, state_of(model).plan.layers, timed.layers, config.goal,
+            count=count, controller=config.controller,
+        )  # fmt: skip
         say("packing weights")
         described = replace(described, weight_only=timed.activations == "float")
         packed = content.pack(described, candidates)
@@ -143,7 +145,7 @@ def export(
         write_card(shipped.runtime.artifact)
     return Exported(
         path, shipped.allocated.profiles, shipped.table, ledger, shipped.parity,
-        (*pruned, *shipped.failed), shipped.allocated.notes, shipped.allocated.dropped,
+        (*pruned, *shipped.failed), shipped.allocated.dropped,
     )  # fmt: skip
 
 
@@ -264,15 +266,6 @@ def choose(
     # What is told of a profile that is shipped calls it by its name there.
     told = tuple(replace(one, than=names.get(one.than, one.than)) for one in pruned)
     return candidates.renamed(names), told
-
-
-def _wanted(config: ExportConfig) -> Wanted:
-    """Return what to propose: more candidates than are shipped, most where budgets are to meet."""
-    count = (2 if config.budgets is None else 4) * config.goal.profiles - 1
-    return Wanted(
-        count, config.goal.worst_drift, config.goal.size_weight, config.proposals,
-        controller=config.controller,
-    )  # fmt: skip
 
 
 def _checked(calibration: Iterable[Any], model: nn.Module) -> Inputs:

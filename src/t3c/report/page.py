@@ -4,47 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from importlib import resources
 
 from t3c.artifact.reader import Artifact
 from t3c.cost.work import stored_bytes
 from t3c.evidence.bench import Result, Variant
 from t3c.report.chart import Axis, Point, Series, chart, legend
+from t3c.report.terminal import cell
 
-STYLE = """
-:root { --ink: #1c2024; --soft: #60646c; --line: #d9d9e0; --page: #fff; --card: #f9f9fb;
-  --t3c: #0d74ce; --other: #d6409f; --full: #60646c; --bound: #cc4e00; --estimate: #218358; }
-@media (prefers-color-scheme: dark) { :root { --ink: #edeef0; --soft: #b0b4ba; --line: #363a3f;
-  --page: #111113; --card: #18191b; --t3c: #70b8ff; --other: #ff8dcc; --full: #b0b4ba;
-  --bound: #ffa057; --estimate: #3dd68c; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 72rem; padding: 2rem 1.25rem 4rem; background: var(--page);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2.25rem 0 .5rem; }
-p { max-width: 46rem; } .soft { color: var(--soft); }
-.charts { display: grid; gap: 1.25rem;
-  grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); }
-figure { margin: 0; padding: 1rem; background: var(--card); border: 1px solid var(--line);
-  border-radius: 8px; }
-figcaption { font-weight: 600; margin-bottom: .25rem; }
-svg { width: 100%; height: auto; display: block; }
-.grid { stroke: var(--line); } .axis { stroke: var(--soft); }
-text { fill: var(--ink); font: 13px system-ui, sans-serif; } .tick, .title { fill: var(--soft); }
-.end { text-anchor: end; } .mid { text-anchor: middle; }
-.t3c { fill: var(--t3c); stroke: var(--t3c); } .other { fill: var(--other); stroke: var(--other); }
-.full { fill: var(--full); stroke: var(--full); }
-.bound { fill: var(--bound); stroke: var(--bound); }
-.estimate { fill: var(--estimate); stroke: var(--estimate); }
-.line { fill: none; stroke-width: 2; opacity: .5; } .span { stroke-width: 2; opacity: .6; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .25rem 1rem; margin: .25rem 0 0;
-  padding: 0; color: var(--soft); font-size: 13px; }
-.legend li { display: flex; align-items: center; gap: .35rem; } .key { width: 14px; height: 14px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 600; }
-td.cell { background: color-mix(in srgb, var(--t3c) calc(var(--share) * 45%), transparent); }
-"""
+STYLE = "\n" + (resources.files("t3c.report") / "page.css").read_text()
 
 
 def render_report(result: Result, artifact: Artifact, choices: Sequence[str] = ()) -> str:
@@ -148,20 +116,20 @@ def _variant_table(result: Result) -> str:
     rows = [
         (
             v.name,
-            _number(v.quality, ".3f"),
+            cell(v.quality, ".3f"),
             f"{v.latency_ms.p50:.3f}",
             f"{v.latency_ms.p90:.3f}",
             f"{v.latency_ms.p50 / base.latency_ms.p50:.2f}",
             f"{v.size_bytes / 1e6:.3f}",
             f"{v.size_bytes / base.size_bytes:.2f}",
-            _number(v.flops and v.flops / 1e6, ".1f"),
-            _number(v.drift.mean, ".4f"),
-            _number(v.drift.epsilon, ".4f"),
-            _number(v.drift.coverage, ".3f"),
+            cell(v.flops and v.flops / 1e6, ".1f"),
+            cell(v.drift.mean, ".4f"),
+            cell(v.drift.epsilon, ".4f"),
+            cell(v.drift.coverage, ".3f"),
         )
         for v in result.variants
     ]
-    return _table(head, [[f"<td>{escape(cell)}</td>" for cell in row] for row in rows])
+    return _table(head, [[f"<td>{escape(text)}</td>" for text in row] for row in rows])
 
 
 def _layer_table(artifact: Artifact) -> str:
@@ -192,11 +160,7 @@ def _choice_list(choices: Sequence[str]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll">{table}</div>'
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from importlib import resources
 
 from t3c.report.chart import HEIGHT, WIDTH, Axis, Series, chart
 
-STYLE = """
-text { font-family: system-ui, sans-serif; fill: #222; }
-.tick { font-size: 13px; } .title { font-size: 14px; } .name { font-size: 17px; font-weight: 600; }
-.label { font-size: 12px; } .mid { text-anchor: middle; } .end { text-anchor: end; }
-.grid { stroke: #ddd; } .axis { stroke: #444; }
-.plain { fill: #b3590b; stroke: #b3590b; } .aware { fill: #0b62a4; stroke: #0b62a4; }
-.bits { fill: #4a7a2a; stroke: #4a7a2a; } .other { fill: #7a2a6a; stroke: #7a2a6a; }
-.offered { fill: #444; stroke: #444; }
-.promised { fill: #c00; stroke: #c00; stroke-dasharray: 7 5; }
-.line { fill: none; stroke-width: 2; } .span { stroke-width: 2; }
-"""
+STYLE = "\n" + (resources.files("t3c.report") / "panels.css").read_text()
 HEAD, KEY, WORDS = 34, 34, 220
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from t3c.artifact.devices import Device, DeviceTable
-from t3c.artifact.ledger import Certification, ParityEntry
+from t3c.artifact.ledger import ParityEntry
 from t3c.artifact.manifest import ModelEntry
 from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import Proxy
@@ -172,11 +172,6 @@ def explain_choice(runtime: Runtime, answer: Answer, budget: Budget) -> list[Exp
         )
         for c in runtime.placed.candidates
     ]  # fmt: skip
-
-
-def certification_json(certification: Certification) -> dict[str, object]:
-    """Return what people read of a certification: no hashes of samples, no models."""
-    return certification.model_dump(mode="json", exclude={"keys", "monitors", "forms"})
 
 
 class TimedProfile(Shown):

@@ -22,6 +22,7 @@ class Code(Coded):
     """What a remark says."""
 
     # Reasons: why a profile serves.
+    # fmt: off
     LEAST_DRIFT = "least_drift", "the least drift of {0.count} profiles within the limits"
     PROPOSED = "proposed", "the controller's proposal, which is within the limits"
     ABOVE_PROPOSED = "above_proposed", "the next above the controller's, which is within the limits"
@@ -35,52 +36,39 @@ class Code(Coded):
     STAND_IN = "stand_in", "in place of {0.profile}, which {0.engine} cannot run"
     # Warnings: what the caller should know.
     OVER_LIMITS = "over_limits", "no profile meets the limits: {0.profile}, the smallest, serves"
-    NOT_MEASURED = (
-        "not_measured",
-        (
-            "no profile meets the limits ({0.both} not measured on this device): {0.profile}, "
-            "the smallest, serves"
-        ),
+    NOT_MEASURED = "not_measured", (
+        "no profile meets the limits ({0.both} not measured on this device): {0.profile}, the "
+        "smallest, serves"
     )
-    CAP_UNCONFIRMED = (
-        "cap_unconfirmed",
-        "{0.profile} is not certified here: the drift cap cannot be confirmed",
+    CAP_UNCONFIRMED = "cap_unconfirmed", (
+        "{0.profile} is not certified here: the drift cap cannot be confirmed"
     )
     OVER_CAP = "over_cap", "{0.profile} may drift up to {0.value:.3g}, over the cap {0.limit:g}"
-    UNTRUSTED = (
-        "untrusted",
-        (
-            "activations have moved, and no larger profile than {0.profile} fits the request: "
-            "its certificate may not hold"
-        ),
+    UNTRUSTED = "untrusted", (
+        "activations have moved, and no larger profile than {0.profile} fits the request: its "
+        "certificate may not hold"
     )
     CANNOT_RUN = "cannot_run", "{0.profile} cannot run on {0.engine}: {0.cause}"
-    LARGER_SERVES = (
-        "larger_serves",
-        (
-            "{0.profile} cannot run on {0.engine}: {0.cause}; {0.other} is larger, and may be "
-            "over the limits"
-        ),
+    LARGER_SERVES = "larger_serves", (
+        "{0.profile} cannot run on {0.engine}: {0.cause}; {0.other} is larger, and may be over "
+        "the limits"
     )
     NOT_CERTIFIED = "not_certified", "{0.profile} is not certified on this engine and device"
     SHIFTED = "shifted", "{0.cause}"
-    SEVERAL_READERS = (
-        "several_readers",
-        "read by {0.listed}: certificates are of texts that one reads",
+    SEVERAL_READERS = "several_readers", (
+        "read by {0.listed}: certificates are of texts that one reads"
     )
     PROMPT_CUT = "prompt_cut", "the prompt of {0.count} tokens was cut to {0.limit:g}"
-    PADDING_READ = (
-        "padding_read",
-        "{0.other} takes no {0.listed}: {0.count} tokens of padding count as text",
+    PADDING_READ = "padding_read", (
+        "{0.other} takes no {0.listed}: {0.count} tokens of padding count as text"
     )
     PARAMETER_IGNORED = "parameter_ignored", "the parameter {0.listed} changes nothing here"
     NOT_FOLLOWED = "not_followed", "{0.other} does not follow yet"
     # Where latencies are from, if not from this device.
     OTHER_TABLE = "other_table", "latencies are from {0.cause}"
     NO_TABLE = "no_table", "this artifact was never calibrated: latencies are not known"
-    TRANSFERRED_TABLE = (
-        "transferred_table",
-        "this device was not calibrated: latencies are from {0.cause}",
+    TRANSFERRED_TABLE = "transferred_table", (
+        "this device was not calibrated: latencies are from {0.cause}"
     )
     # Refusals: why a profile does not run here.
     DIFFERS = "differs", "{0.cause}"
@@ -88,22 +76,20 @@ class Code(Coded):
     ENGINE_FAILED = "engine_failed", "{0.cause}"
     # Explanations: why a profile was or was not chosen.
     CHOSEN = "chosen", "chosen"
-    TOO_SLOW = (
-        "too_slow",
-        "latency {0.value:.4g} ms ({0.listed} and {0.guard:.1%} guard) over {0.limit:.4g}",
+    TOO_SLOW = "too_slow", (
+        "latency {0.value:.4g} ms ({0.listed} and {0.guard:.1%} guard) over {0.limit:.4g}"
     )
     OVER_LIMIT = "over_limit", "{0.listed} {0.value:.4g} {0.unit} over {0.limit:.4g}"
     UNKNOWN = "unknown", "its {0.listed} is not known here"
-    LARGER_DRIFTS_LESS = (
-        "larger_drifts_less",
-        "within the limits, but {0.other} is larger and drifts less",
+    LARGER_DRIFTS_LESS = "larger_drifts_less", (
+        "within the limits, but {0.other} is larger and drifts less"
     )
-    CONTROLLER_CONTENT = (
-        "controller_content",
-        "within the limits, but the controller asks for no more than {0.other}",
+    CONTROLLER_CONTENT = "controller_content", (
+        "within the limits, but the controller asks for no more than {0.other}"
     )
     OTHER_PREFERRED = "other_preferred", "{0.other} is preferred"
     REFUSED = "refused", "does not run here: {0.cause}"
+    # fmt: on
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,25 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from t3c.runtime.standing import Shown
+from t3c.serve import schema
 from t3c.serve.book import EVENTS, OUTCOMES
-from t3c.serve.schema import (
-    DriftRow,
-    Evidence,
-    LiveView,
-    Load,
-    MergedView,
-    Observed,
-    Quantiles,
-    Recent,
-    Second,
-)
 
 
-def merge_views(views: Mapping[str, LiveView]) -> MergedView:
+def merge_views(views: Mapping[str, schema.LiveView]) -> schema.MergedView:
     """Return the live views of some replicas as one. Counts add up; quantiles are those of the
     slowest replica, which all requests together do not exceed."""
     every = list(views.values())
-    seconds: dict[int, list[Second]] = {}
+    seconds: dict[int, list[schema.Second]] = {}
     for second in (second for view in every for second in view.series):
         seconds.setdefault(second.t, []).append(second)
     events = [
@@ -46,26 +36,26 @@ def merge_views(views: Mapping[str, LiveView]) -> MergedView:
         "steps": max(view.steps for view in every),
         "pressures": sorted({why for view in every for why in view.pressures}),
         "alarm": any(view.alarm for view in every),
-        "load": Load(
+        "load": schema.Load(
             **_sums(loads, "requests_per_s", "waiting"),
             utilization=max(load.utilization for load in loads),
         ),
-        "latency_ms": Recent(**_slowest(recent), **_sums(recent, "requests")),
+        "latency_ms": schema.Recent(**_slowest(recent), **_sums(recent, "requests")),
         "totals": {name: sum(view.totals[name] for view in every) for name in OUTCOMES},
         "series": [_merge_second(same) for _, same in sorted(seconds.items())],
         "drift": [_merge_drift(row, every) for row in every[0].drift],
-        "monitor": Evidence(evidence=max(evidence)) if evidence else None,
+        "monitor": schema.Evidence(evidence=max(evidence)) if evidence else None,
         "events": sorted(events, key=lambda event: -event.t)[:EVENTS],
     }
-    return MergedView.model_validate(merged)
+    return schema.MergedView.model_validate(merged)
 
 
-def _merge_second(same: Sequence[Second]) -> Second:
+def _merge_second(same: Sequence[schema.Second]) -> schema.Second:
     served = Counter[str]()
     for second in same:
         if second.profile is not None:
             served[second.profile] += second.requests
-    return Second(
+    return schema.Second(
         t=same[0].t,
         profile=served.most_common(1)[0][0] if served else None,
         **_sums(same, "requests", "refused", "late"),
@@ -73,14 +63,14 @@ def _merge_second(same: Sequence[Second]) -> Second:
     )
 
 
-def _merge_drift(row: DriftRow, every: Sequence[LiveView]) -> DriftRow:
+def _merge_drift(row: schema.DriftRow, every: Sequence[schema.LiveView]) -> schema.DriftRow:
     same = [one for view in every for one in view.drift if one.profile == row.profile]
     seen = [one.observed for one in same if one.observed]
     if not seen:
         return row.model_copy(update={"observed": None})
     rows = sum(one.rows for one in seen)
     mean = sum(one.mean * one.rows for one in seen) / rows
-    whole = Observed(mean=mean, largest=max(one.largest for one in seen), rows=rows)
+    whole = schema.Observed(mean=mean, largest=max(one.largest for one in seen), rows=rows)
     return row.model_copy(update={"observed": whole})
 
 
@@ -88,8 +78,10 @@ def _sums(parts: Sequence[Shown], *names: str) -> dict[str, Any]:
     return {name: sum(getattr(part, name) for part in parts) for name in names}
 
 
-def _slowest(parts: Sequence[Quantiles]) -> dict[str, Any]:
-    values = {name: [getattr(part, name) for part in parts] for name in Quantiles.model_fields}
+def _slowest(parts: Sequence[schema.Quantiles]) -> dict[str, Any]:
+    values = {
+        name: [getattr(part, name) for part in parts] for name in schema.Quantiles.model_fields
+    }
     return {
         name: max((value for value in found if value is not None), default=None)
         for name, found in values.items()

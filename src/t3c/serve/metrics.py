@@ -18,63 +18,53 @@ class Metrics:
     """One registry for each server, so that several in a process do not meet."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        self.http = Counter(
-            "t3c_http_requests", "HTTP requests by route and status", ["route", "status"],
-            registry=registry,
-        )  # fmt: skip
-        self.answers = Counter(
-            "t3c_answers", "Requests answered, by profile", ["profile"], registry=registry
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        counter, gauge = self._counter, self._gauge
+        self.http = counter(
+            "t3c_http_requests", "HTTP requests by route and status", "route", "status"
         )
-        self.refusals = Counter(
-            "t3c_refusals", "Requests refused, by status", ["status"], registry=registry
+        self.answers = counter("t3c_answers", "Requests answered, by profile", "profile")
+        self.refusals = counter("t3c_refusals", "Requests refused, by status", "status")
+        self.late = counter("t3c_late_answers", "Answers after their deadline")
+        self.downshifts = counter(
+            "t3c_downshifts", "Requests that load, heat or charge brought to a smaller profile"
         )
-        self.late = Counter("t3c_late_answers", "Answers after their deadline", registry=registry)
-        self.downshifts = Counter(
-            "t3c_downshifts", "Requests that load, heat or charge brought to a smaller profile",
-            registry=registry,
-        )  # fmt: skip
-        self.swaps = Counter("t3c_swaps", "Profiles that took another's place", registry=registry)
-        self.reloads = Counter(
-            "t3c_reloads", "Artifact versions loaded, and rolled back", ["outcome"],
-            registry=registry,
-        )  # fmt: skip
+        self.swaps = counter("t3c_swaps", "Profiles that took another's place")
+        self.reloads = counter(
+            "t3c_reloads", "Artifact versions loaded, and rolled back", "outcome"
+        )
         self.seconds = Histogram(
             "t3c_request_seconds", "From a request's first byte to its answer", ["profile"],
-            buckets=SECONDS, registry=registry,
+            buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
         self.waited = Histogram(
             "t3c_waited_seconds", "What requests waited for a lane", buckets=SECONDS,
-            registry=registry,
+            registry=self.registry,
         )  # fmt: skip
         self.rows = Histogram(
-            "t3c_request_rows", "Samples of a request", buckets=LOTS, registry=registry
+            "t3c_request_rows", "Samples of a request", buckets=LOTS, registry=self.registry
         )
-        self.waiting = Gauge(
-            "t3c_waiting_requests", "Neither answered nor refused", registry=registry
+        self.waiting = gauge("t3c_waiting_requests", "Neither answered nor refused")
+        self.utilization = gauge(
+            "t3c_utilization", "Share of the lanes' time that load takes of the largest profile"
         )
-        self.utilization = Gauge(
-            "t3c_utilization", "Share of the lanes' time that load takes of the largest profile",
-            registry=registry,
-        )  # fmt: skip
-        self.ceiling = Gauge(
-            "t3c_ceiling", "1 for the largest profile that load allows", ["profile"],
-            registry=registry,
-        )  # fmt: skip
-        self.epsilon = Gauge(
-            "t3c_certified_drift", "epsilon of the profile's certificate", ["profile"],
-            registry=registry,
-        )  # fmt: skip
-        self.drift = Gauge(
-            "t3c_observed_drift", "Mean drift from the largest profile, as observed", ["profile"],
-            registry=registry,
-        )  # fmt: skip
-        self.evidence = Gauge(
-            "t3c_shift_evidence", "Of moved activations; 1 raises an alarm", registry=registry
+        self.ceiling = gauge("t3c_ceiling", "1 for the largest profile that load allows", "profile")
+        self.epsilon = gauge(
+            "t3c_certified_drift", "epsilon of the profile's certificate", "profile"
         )
-        self.objective = Gauge("t3c_objective_seconds", "The latency objective", registry=registry)
+        self.drift = gauge(
+            "t3c_observed_drift", "Mean drift from the largest profile, as observed", "profile"
+        )
+        self.evidence = gauge("t3c_shift_evidence", "Of moved activations; 1 raises an alarm")
+        self.objective = gauge("t3c_objective_seconds", "The latency objective")
 
     def page(self) -> bytes:
         return bytes(generate_latest(self.registry))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)

@@ -11,34 +11,28 @@ from t3c.runtime.remarks import Coded
 class Refused(Coded):
     """Why a request is not answered now."""
 
+    # fmt: off
     RATE = "rate", "over {0.most:g} requests a second"
     BODIES = "bodies", "over {0.most:.0f} bytes of bodies are being read and answered"
     QUEUE_FULL = "queue_full", "{0.most:.0f} requests are waiting, the most there may be"
-    TAKES_LONGER = (
-        "takes_longer",
-        "cannot be answered within {0.promised_ms:.3g} ms: {0.profile} takes {0.takes_ms:.3g} ms",
+    TAKES_LONGER = "takes_longer", (
+        "cannot be answered within {0.promised_ms:.3g} ms: {0.profile} takes {0.takes_ms:.3g} ms"
     )
-    BEHIND_OTHERS = (
-        "behind_others",
-        (
-            "cannot be answered within {0.promised_ms:.3g} ms: {0.takes_ms:.3g} ms of "
-            "{0.profile} behind {0.wait_ms:.3g} ms of others"
-        ),
+    BEHIND_OTHERS = "behind_others", (
+        "cannot be answered within {0.promised_ms:.3g} ms: {0.takes_ms:.3g} ms of {0.profile} "
+        "behind {0.wait_ms:.3g} ms of others"
     )
-    LANES_BUSY = (
-        "lanes_busy",
-        "cannot be answered within {0.promised_ms:.3g} ms: every lane was busy until then",
+    LANES_BUSY = "lanes_busy", (
+        "cannot be answered within {0.promised_ms:.3g} ms: every lane was busy until then"
     )
-    WAITED = (
-        "waited",
-        (
-            "cannot be answered within {0.promised_ms:.3g} ms: waited {0.wait_ms:.3g} ms, "
-            "{0.profile} takes longer"
-        ),
+    WAITED = "waited", (
+        "cannot be answered within {0.promised_ms:.3g} ms: waited {0.wait_ms:.3g} ms, {0.profile} "
+        "takes longer"
     )
     NOT_LOADED = "not_loaded", "the artifact is not loaded yet"
     STOPPING = "stopping", "the server is stopping"
     LANE_ENDED = "lane_ended", "a lane has ended"
+    # fmt: on
 
 
 @dataclass(frozen=True)

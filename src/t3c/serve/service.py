@@ -102,14 +102,12 @@ class Service:
                 new = await asyncio.to_thread(open_version, self.origin, self.config)
                 try:
                     refuse_other_face(old.model, new.model)
+                    if self.state == "draining":
+                        raise UnavailableError(Refusal(Refused.STOPPING))
                 except T3CError:
                     new.watching.close()
                     new.runtime.close()
                     raise
-                if self.state == "draining":
-                    new.watching.close()
-                    new.runtime.close()
-                    raise UnavailableError(Refusal(Refused.STOPPING))
             except (T3CError, OSError, MemoryError, RuntimeError) as error:
                 self.metrics.reloads.labels("rolled back").inc()
                 self.book.event("reload", f"rolled back to {old.name}: {error}")

@@ -7,50 +7,41 @@ from dataclasses import asdict
 
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.standing import guarantee
+from t3c.serve import schema
 from t3c.serve.book import OUTCOMES
-from t3c.serve.schema import (
-    BudgetBody,
-    DriftRow,
-    Evidence,
-    LiveView,
-    Load,
-    ProfileRow,
-    Profiles,
-    Quantiles,
-    Standing,
-    StandingBudget,
-)
 from t3c.serve.service import Service
 from t3c.spec import Budget
 from t3c.version import __version__
 
 
-def standing(service: Service, budget: Budget | None, profile: str | None = None) -> Standing:
+def standing(
+    service: Service, budget: Budget | None, profile: str | None = None
+) -> schema.Standing:
     """Return which profile would serve a budget now, and what would be guaranteed."""
     choice = service.standing(budget, profile)
     certificate = service.version.runtime.certificates.get(choice.profile)
-    return Standing.of(
+    return schema.Standing.of(
         choice.profile, choice.reason, choice.warnings, certificate=certificate,
         guarantee=guarantee(certificate),
     )  # fmt: skip
 
 
-def standing_budget(service: Service) -> StandingBudget:
+def standing_budget(service: Service) -> schema.StandingBudget:
     """Return the budget of requests that name none, and what serves them."""
     choice = service.standing(None)
-    return StandingBudget.of(
+    return schema.StandingBudget.of(
         choice.profile, choice.reason, choice.warnings,
-        budget=BudgetBody(**asdict(service.budget)),
+        budget=schema.BudgetBody(**asdict(service.budget)),
         objective_ms=service.scheduler.policy.objective_ms,
     )  # fmt: skip
 
 
-def profiles(service: Service) -> Profiles:
+def profiles(service: Service) -> schema.Profiles:
     """Return every profile with what is known of it here."""
     version = service.version
     runtime, model = version.runtime, version.model
     takes = "image" if model.image else "text" if version.tokenizer else "numbers"
-    return Profiles(
+    return schema.Profiles(
         model=model.name, version=version.name, t3c=__version__, device=runtime.device,
         note=str(runtime.note or ""), takes=takes, writes=bool(model.states),
         classes=list(model.classes) if model.classes else None,
@@ -58,16 +49,16 @@ def profiles(service: Service) -> Profiles:
     )  # fmt: skip
 
 
-def _profile_rows(runtime: Runtime, active: str) -> list[ProfileRow]:
+def _profile_rows(runtime: Runtime, active: str) -> list[schema.ProfileRow]:
     rows = []
     for candidate in runtime.placed.candidates:
         name, latency = candidate.profile, candidate.latency
         certificate, refused = runtime.certificates.get(name), runtime.refused.get(name)
         quantiles = None
         if latency is not None:
-            quantiles = Quantiles(p50=latency.p50, p90=latency.p90, p99=latency.p99)
+            quantiles = schema.Quantiles(p50=latency.p50, p90=latency.p90, p99=latency.p99)
         rows.append(
-            ProfileRow(
+            schema.ProfileRow(
                 name=name, size_mb=candidate.size_mb, latency_ms=quantiles,
                 guard=candidate.guard, energy_mj=candidate.energy_mj,
                 epsilon=certificate.epsilon if certificate else None,
@@ -82,26 +73,26 @@ def _profile_rows(runtime: Runtime, active: str) -> list[ProfileRow]:
     return rows
 
 
-def live_view(service: Service) -> LiveView:
+def live_view(service: Service) -> schema.LiveView:
     """Return the server as the dashboard shows it."""
     version, scheduler, book = service.version, service.scheduler, service.book
     runtime, policy = version.runtime, scheduler.policy
     now, choice = time.monotonic(), service.standing(None)
     evidence = _evidence(runtime)
-    return LiveView.of(
+    return schema.LiveView.of(
         choice.profile, choice.reason, choice.warnings,
         model=version.model.name, version=version.name, state=service.state,
         now=time.time(), uptime_s=time.time() - book.started,
-        objective_ms=policy.objective_ms, budget=BudgetBody(**asdict(service.budget)),
+        objective_ms=policy.objective_ms, budget=schema.BudgetBody(**asdict(service.budget)),
         steps=len(policy.chain) - 1 - policy.chain.index(scheduler.ceiling),
         pressures=list(runtime.signals.asked.reasons), alarm=runtime.alarm.raised is not None,
-        load=Load(
+        load=schema.Load(
             requests_per_s=policy.rate(now), waiting=scheduler.waiting,
             utilization=policy.utilization(now, choice.profile),
         ),
         latency_ms=book.latency(), totals={name: book.totals[name] for name in OUTCOMES},
         series=book.series(), drift=[_drift_row(service, p.name) for p in runtime.chain],
-        monitor=None if evidence is None else Evidence(evidence=evidence),
+        monitor=None if evidence is None else schema.Evidence(evidence=evidence),
         events=list(book.events),
     )  # fmt: skip
 
@@ -126,9 +117,9 @@ def metrics_page(service: Service) -> bytes:
     return metrics.page()
 
 
-def _drift_row(service: Service, profile: str) -> DriftRow:
+def _drift_row(service: Service, profile: str) -> schema.DriftRow:
     certificate = service.version.runtime.certificates.get(profile)
-    return DriftRow(
+    return schema.DriftRow(
         profile=profile, epsilon=certificate.epsilon if certificate else None,
         mean=certificate.mean if certificate else None, observed=service.book.observed(profile),
     )  # fmt: skip

@@ -5,18 +5,15 @@ Images are (n, c, h, w), normalised as an `ImageSpec` says; every image is chang
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from t3c.errors import DataError, SpecError
 from t3c.nn.inputs import Inputs
 from t3c.spec import ImageSpec
-from t3c.train.losses import soft_targets
 
 Augment = Callable[[Inputs, Generator, ImageSpec | None], Inputs]
 
@@ -86,52 +83,6 @@ def drop_tokens(
     return {**inputs, "attention_mask": mask.masked_fill(dropped.scatter(1, first, False), 0)}
 
 
-def mixup(
-    images: Tensor, target: Tensor, generator: Generator, *, classes: int, alpha: float = 0.2
-) -> tuple[Tensor, Tensor]:
-    """Each image (n, c, h, w) mixed with another, and its target in shares (n, classes)."""
-    _check_images(images)
-    partner, kept = _partners(images, generator, alpha)
-    wide = torch.promote_types(images.dtype, torch.float32)
-    mixed = _mix(images.to(wide), partner, kept).to(images.dtype)
-    return mixed, _mix(soft_targets(target, classes), partner, kept)
-
-
-def cutmix(
-    images: Tensor, target: Tensor, generator: Generator, *, classes: int, alpha: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Each image (n, c, h, w) with a box of another, and its target in shares of the area."""
-    _check_images(images)
-    n, _, h, w = images.shape
-    partner, kept = _partners(images, generator, alpha)
-    inside = []
-    for side in (h, w):
-        length = (side * (1 - kept).sqrt()).round()
-        start = (_uniform(generator, (n,), 0, side, images) - length / 2).round()
-        place = torch.arange(side, device=images.device)
-        inside.append((place >= start[:, None]) & (place < (start + length)[:, None]))
-    box = inside[0][:, None, :, None] & inside[1][:, None, None, :]
-    outside = 1 - box.float().mean((1, 2, 3))  # the rim may have cut the box
-    pasted = torch.where(box, images[partner], images)
-    return pasted, _mix(soft_targets(target, classes), partner, outside)
-
-
-def _partners(images: Tensor, generator: Generator, alpha: float) -> tuple[Tensor, Tensor]:
-    """For each image another's index, and from Beta(alpha, alpha) the share it keeps: (n,) each."""
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise SpecError(f"alpha must be positive, got {alpha:g}")
-    partner = torch.randperm(len(images), generator=generator, device=generator.device)
-    # torch draws from Beta with the global generator only
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    kept = torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, len(images))).float()
-    return partner.to(images.device), kept.to(images.device)
-
-
-def _mix(values: Tensor, partner: Tensor, kept: Tensor) -> Tensor:
-    kept = kept.view(-1, *[1] * (values.dim() - 1))
-    return kept * values + (1 - kept) * values[partner]
-
-
 def _uniform(
     generator: Generator, shape: tuple[int, ...], low: float, high: float, like: Tensor
 ) -> Tensor:
@@ -191,36 +142,22 @@ AUGMENTATIONS: dict[str, Augment] = {
     "shift": _of_images(shift),
     "drop_tokens": _of_tokens(drop_tokens),
 }
-MIXING = {"mixup": mixup, "cutmix": cutmix}  # these make a batch of a batch, labels with it
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The named augmentations in order; with no names the inputs come back as they are.
-
-    Of the names in MIXING one is drawn for each batch; `__call__` leaves them to its caller.
-    """
+    """The named augmentations in order; with no names the inputs come back as they are."""
 
     names: tuple[str, ...] = ()
     image: ImageSpec | None = None
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if name not in (*AUGMENTATIONS, *MIXING):
-                known = ", ".join((*AUGMENTATIONS, *MIXING))
+            if name not in AUGMENTATIONS:
+                known = ", ".join(AUGMENTATIONS)
                 raise SpecError(f"an augmentation is one of {known}, got {name!r}")
 
-    @property
-    def single(self) -> tuple[str, ...]:
-        """Return the names of those that change every sample on its own."""
-        return tuple(name for name in self.names if name not in MIXING)
-
-    @property
-    def mixing(self) -> tuple[str, ...]:
-        """Return the names of those that mix samples and their labels."""
-        return tuple(name for name in self.names if name in MIXING)
-
     def __call__(self, inputs: Inputs, generator: Generator) -> Inputs:
-        for name in self.single:
+        for name in self.names:
             inputs = AUGMENTATIONS[name](inputs, generator, self.image)
         return inputs

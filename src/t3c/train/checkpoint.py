@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from t3c.errors import TrainError
 from t3c.files import locked, replacing, writing
 
-MODEL, OPTIMIZER, EXTRA = "model.safetensors", "optimizer.safetensors", "extra.safetensors"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, FORMAT, KEPT = "state.json", 1, 2
 
 JSON = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
@@ -34,7 +34,6 @@ class Restored(NamedTuple):
 
     step: int
     state: dict[str, Any]
-    extra: dict[str, Tensor]
 
 
 @contextmanager
@@ -53,8 +52,6 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, JSON],
-    *,
-    extra: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write `folder/step-00001234`, and remove all checkpoints but the newest two.
 
@@ -66,7 +63,7 @@ def save_checkpoint(
     folder = folder.resolve()
     final = folder / f"step-{step:08d}"
     moments, settings = _optimizer_content(model, optimizer)
-    content = {MODEL: _tensors(model), OPTIMIZER: moments} | ({EXTRA: dict(extra)} if extra else {})
+    content = {MODEL: _tensors(model), OPTIMIZER: moments}
     body = {"format": FORMAT, "step": step, "state": state, "optimizer": settings}
     _dump(body)  # what is no JSON is refused before anything is written
     with writing(folder, TrainError):
@@ -112,7 +109,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         for name, tensor in mine.items():
             tensor.copy_(files[MODEL][name])
     optimizer.load_state_dict(saved)
-    return Restored(body["step"], body["state"], files.get(EXTRA, {}))
+    return Restored(body["step"], body["state"])
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

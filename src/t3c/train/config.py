@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
-from t3c.certify.penalty import PENALTIES
 from t3c.errors import SpecError
 from t3c.spec import Goal
-from t3c.train.augment import MIXING
 from t3c.train.policy_net import ENTROPY, OVERRUN
 from t3c.train.precision import Precision
 
@@ -75,16 +73,14 @@ class Objective:
 class CertificateTerm:
     """How the term `certificate` is computed.
 
-    `kind` is the estimate of drift, `samples` is how many samples of a batch it is taken on, and
-    drift up to `tolerance` costs nothing (paper E.2).
+    `samples` is how many samples of a batch it is taken on; drift up to `tolerance` costs nothing
+    (paper E.2).
     """
 
-    kind: Literal["first_order", "spectral"] = "first_order"
     samples: int = 4
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_choices(self)
         _check_count("samples", self.samples)
         if not 0 <= self.tolerance < math.inf:
             raise SpecError(f"tolerance must be at least 0, got {self.tolerance}")
@@ -100,7 +96,7 @@ class TrainConfig:
     `objective` weighs the terms, `certificate` is how that term is computed.
     `full` is "kept" where all that the full view runs on (dense weights, biases, norms) stays the
     original's and factors and scales alone are trained, or "trained", as in the paper.
-    `augmentations` are names, in order; "mixup" and "cutmix" mix the labels too.
+    `augmentations` are names, in order.
     `curriculum` is which profiles are drawn: "profiles" goes from Beta(0.75, 0.75) levels to those
     of the goal, and keeps a share of the draws broad; "aimed" draws those of the goal alone, for
     short runs; "beta" stays with the levels; "falling" starts those at full rank.
@@ -159,7 +155,7 @@ class TrainConfig:
     def idle(self) -> tuple[str, ...]:
         """Return terms that have nothing to move, or no augmented samples to be taken on."""
         full = FULL_TERMS if self.full == "kept" else ()
-        augmented = any(name not in MIXING for name in self.augmentations)
+        augmented = bool(self.augmentations)
         return full if augmented else (*full, "augment")
 
     @property
@@ -181,6 +177,3 @@ def _check_choices(config: Any) -> None:
 def _check_count(name: str, value: object) -> None:
     if not isinstance(value, int) or value < 1:
         raise SpecError(f"{name} must be at least 1, got {value}")
-
-
-assert set(PENALTIES) == set(get_args(get_type_hints(CertificateTerm)["kind"]))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from t3c.certify.penalty import SpectralPenalty
 from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.errors import TrainError
@@ -83,8 +82,6 @@ def fit(
             stack.enter_context(alone(folder))
         run = Run(model, batches, config, keep, shares)
         network = NetworkTerms(model, task, config, augmentation, processes, run.last())
-        if isinstance(network.penalty, SpectralPenalty) and run.extra:
-            network.penalty.restore_(run.extra)
         processes.check_same(run.fingerprinted())
         recorder = stack.enter_context(Recorder(folder))
         recorder.rewind(run.start)
@@ -106,7 +103,7 @@ def fit(
                 run.validation[step] = found
                 recorder.log(step, "validation", found)
             if folder is not None and _due(step, CHECKPOINT_EVERY, config):
-                run.save(step + 1, network.penalty)
+                run.save(step + 1)
         if folder is not None:
             run.write_manifest()  # again: now all its data was seen
         processes.wait()

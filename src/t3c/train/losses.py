@@ -84,17 +84,6 @@ def loss_of(name: str, smoothing: float = 0.0) -> Loss:
     return lambda outputs, target: function(outputs, target, smoothing)
 
 
-def soft_targets(target: Tensor, classes: int) -> Tensor:
-    """Classes (n,) or shares (n, classes) as shares (n, classes), which sum to 1."""
-    if target.dim() == 1:
-        return F.one_hot(_checked_classes(target, classes), classes).float()
-    if target.dim() != 2 or target.shape[1] != classes:
-        raise DataError(
-            f"targets are (n,) or (n, {classes}) for {classes} classes, got {tuple(target.shape)}"
-        )
-    return target.float()
-
-
 def _checked_classes(target: Tensor, classes: int, *, ignored: bool = False) -> Tensor:
     """Classes (n,) as int64, each within 0..classes - 1, or -100 where that is allowed."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:

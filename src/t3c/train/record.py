@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from t3c.errors import DataError, TrainError
 from t3c.files import write_atomic, writing
 from t3c.version import __version__
 
+log = logging.getLogger("t3c.train")
+
 METRICS, MANIFEST, BOARD = "metrics.jsonl", "run.json", "tensorboard"
 
 Kind = Literal["train", "validation"]
@@ -29,29 +31,24 @@ Kind = Literal["train", "validation"]
 class Recorder:
     """Metrics by step: a line of JSON each in `metrics.jsonl`, and TensorBoard's scalars.
 
-    Where TensorBoard is not to be had nothing is written for it, and `tensorboard_reason` says
-    why. Without a folder nothing is written at all.
+    Where TensorBoard is not to be had nothing is written for it, and the log says why. Without a
+    folder nothing is written at all.
     """
 
-    def __init__(self, folder: Path | None, *, tensorboard: bool = True) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.tensorboard_reason: str | None = None
         self._make_board: Any = None  # tensorboard has no types
         self._board: Any = None
         self._purge: int | None = None
         if folder is None:
-            self.tensorboard_reason = "the run has no folder"
             return
         with writing(folder, TrainError):
             folder.mkdir(parents=True, exist_ok=True)
         self._keep(None)
-        if not tensorboard:
-            self.tensorboard_reason = "it was not asked for"
-            return
         try:
             from torch.utils.tensorboard import SummaryWriter
         except (ImportError, AttributeError, TypeError) as error:  # missing, too old or broken
-            self.tensorboard_reason = f"{_one_line(error)}: pip install 't3c[train]'"
+            log.info("no TensorBoard: %s: pip install 't3c[train]'", error)
         else:
             self._make_board = SummaryWriter
 
@@ -63,8 +60,6 @@ class Recorder:
 
     def log(self, step: int, kind: Kind, values: Mapping[str, float]) -> None:
         """Write the values of a step; one that is not finite is null."""
-        if kind not in get_args(Kind):
-            raise TrainError(f"metrics are of one kind of {get_args(Kind)}, got {kind!r}")
         if self.folder is None:
             return
         plain = {name: float(value) for name, value in values.items()}
@@ -117,37 +112,29 @@ class Recorder:
 
     def _give_up(self, error: OSError) -> None:
         """Go on without TensorBoard: a run does not end for a picture of it."""
-        self.tensorboard_reason = f"it cannot be written: {_one_line(error)}"
+        log.info("no TensorBoard: it cannot be written: %s", error)
         self._make_board = self._board = None
 
 
 class DataFingerprint:
     """A hash over batches as they are seen: every tensor's bytes, type and shape, in order.
 
-    Each batch is hashed together with the hash before it, so that one made of `as_json()` goes on
-    where that one was.
+    Each batch is hashed together with the hash before it; of no batch the hash is empty.
     """
 
-    def __init__(self, begun: Mapping[str, Any] | None = None) -> None:
-        start = begun or {"sha256": "", "batches": 0, "samples": 0}
-        self._digest = str(start["sha256"])
-        self.batches = int(start["batches"])
-        self.samples = int(start["samples"])
+    def __init__(self) -> None:
+        self._digest, self._batches, self._samples = "", 0, 0
 
     def update(self, batch: Any) -> None:
         """See a batch: tensors, in tuples, lists and dicts as they come."""
         found = hashlib.sha256(self._digest.encode())
         first = _hash_into(found, batch)
         self._digest = found.hexdigest()
-        self.batches += 1
-        self.samples += first or 0
-
-    def digest(self) -> str:
-        """The hash so far, in hex; of no batch an empty one."""
-        return self._digest
+        self._batches += 1
+        self._samples += first or 0
 
     def as_json(self) -> dict[str, Any]:
-        return {"sha256": self._digest, "batches": self.batches, "samples": self.samples}
+        return {"sha256": self._digest, "batches": self._batches, "samples": self._samples}
 
 
 def run_manifest(
@@ -157,8 +144,8 @@ def run_manifest(
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": _plain("config", config),
-        "seeds": _plain("seeds", seeds),
-        "data": _plain("data", data),
+        "seeds": seeds,
+        "data": data,
         "code": {"t3c": __version__, "sha256": _code_digest()},
         "versions": {
             "python": platform.python_version(),
@@ -179,7 +166,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write `run.json`, whole or not at all."""
     with writing(folder, TrainError):
         folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_plain("manifest", manifest), indent=1, allow_nan=False)
+    text = json.dumps(manifest, indent=1, allow_nan=False)
     write_atomic(folder / MANIFEST, text.encode() + b"\n", TrainError)
 
 
@@ -230,19 +217,8 @@ def _plain(where: str, value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, np.generic):
-        return _plain(where, value.item())
-    if isinstance(value, Path):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {f.name: _plain(f"{where}.{f.name}", getattr(value, f.name)) for f in fields}
     if isinstance(value, Mapping):
         return {str(key): _plain(f"{where}.{key}", part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(f"{where}[{index}]", part) for index, part in enumerate(value)]
     raise TrainError(f"{where} is of {type(value).__name__}, which JSON has not")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from t3c.certify.penalty import SpectralPenalty
 from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.errors import TrainError
@@ -71,7 +70,7 @@ class Run:
         self.fingerprint = DataFingerprint()
         self.started = ""
         self.stream = self._watched(forever(batches, config.steps))
-        path = self._to_resume()
+        path = None if keep is None else to_resume(keep, log.warning)
         self.waiting: list[Sample] = [next(self.stream)]
         first = self.waiting[0][0]
         self.batch = len(tensors(first)[0])
@@ -82,7 +81,7 @@ class Run:
         if self.policy is not None:
             self.trained["controller"] = self.policy.module
         self.optimizer = self._optimizer()
-        self.start, self.extra = 0, dict[str, Tensor]()
+        self.start = 0
         if path is not None:
             self._resume(path)
 
@@ -105,10 +104,9 @@ class Run:
         """The latest value of each term."""
         return {name: values[-1] for name, values in self.terms.items() if values}
 
-    def save(self, step: int, penalty: object) -> None:
+    def save(self, step: int) -> None:
         """Write a checkpoint after `step` steps."""
         assert self.keep is not None
-        extra = penalty.tensors() if isinstance(penalty, SpectralPenalty) else {}
         state: dict[str, Any] = {
             "config": _comparable(self.config),
             "terms": self.terms,
@@ -119,7 +117,7 @@ class Run:
             ],
         }
         folder = self.keep.folder / "checkpoints"
-        save_checkpoint(folder, step, self.trained, self.optimizer, state, extra=extra)
+        save_checkpoint(folder, step, self.trained, self.optimizer, state)
 
     def fingerprinted(self) -> bytes:
         """What every process of a run has to start from."""
@@ -137,16 +135,6 @@ class Run:
         self.started = self.started or str(manifest["started"])
         write_manifest(self.keep.folder, manifest | {"started": self.started})
 
-    def _to_resume(self) -> Path | None:
-        """The checkpoint to go on from; a run that is there and not to be resumed is left alone."""
-        if self.keep is None:
-            return None
-        folder = self.keep.folder / "checkpoints"
-        found = latest(folder, log.warning)
-        if found is not None and not self.keep.resume:
-            raise TrainError(f"{self.keep.folder} holds a run already: resume it or name another")
-        return found
-
     def _resume(self, path: Path) -> None:
         now, then = _comparable(self.config), _config_of(path)
         changed = sorted(name for name in now if now[name] != then.get(name))
@@ -162,7 +150,7 @@ class Run:
                 for p in restored.state["profiles"]
             )
         )
-        self.start, self.extra = restored.step, restored.extra
+        self.start = restored.step
         for _ in range(self.start):  # loaders that shuffle have to come as far as they had
             self.next()
         log.info("going on from step %d of %s", self.start, path)
@@ -183,6 +171,14 @@ class Run:
             parameters = list(self.policy.module.parameters())
             groups.append({"params": parameters, "peak": self.policy.rate, "weight_decay": 0.0})
         return torch.optim.AdamW(groups, lr=peak)
+
+
+def to_resume(keep: Keep, say: Callable[[str], object]) -> Path | None:
+    """Return the checkpoint to go on from; a run that is not to be resumed is left alone."""
+    checkpoint = latest(keep.folder / "checkpoints", say)
+    if checkpoint is not None and not keep.resume:
+        raise TrainError(f"{keep.folder} holds a run already: resume it or name another")
+    return checkpoint
 
 
 def trainable(model: nn.Module, config: TrainConfig) -> list[nn.Parameter]:

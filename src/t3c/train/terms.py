@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from t3c.certify.penalty import PENALTIES, Penalty
+from t3c.certify.penalty import first_order_penalty
 from t3c.convert import state_of
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, call, join, select, tensors
@@ -17,12 +17,12 @@ from t3c.nn.view import at, elastic_weights
 from t3c.nn.weight import Relaxation
 from t3c.spec import Profile
 from t3c.train import objective
-from t3c.train.augment import MIXING, Augmentation
+from t3c.train.augment import Augmentation
 from t3c.train.config import CERTIFICATE_EVERY, FULL_TERMS, TrainConfig
 from t3c.train.losses import Loss
 from t3c.train.precision import multiplying
 from t3c.train.processes import Processes
-from t3c.train.schedules import draws, noise, relaxation
+from t3c.train.schedules import noise, relaxation
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,8 @@ class NetworkTerms:
         self.loss, self.config, self.processes = loss, config, processes
         self.augmentation = augmentation
         self.weights = elastic_weights(model)
-        self.penalty: Penalty = PENALTIES[config.certificate.kind](config.seed)
         self.certificate = objective.Certificate(
-            self.penalty, CERTIFICATE_EVERY, config.certificate.samples,
+            first_order_penalty, CERTIFICATE_EVERY, config.certificate.samples,
             config.certificate.tolerance, last.get("certificate", 0.0),
         )  # fmt: skip
 
@@ -115,25 +114,11 @@ class NetworkTerms:
         return value
 
     def _prepare(self, step: int, inputs: Inputs, target: Tensor) -> Batch:
-        """Mix labels if asked to, and augment the second half of the batch."""
+        """Augment the second half of the batch, if asked to."""
         config, rows = self.config, len(tensors(inputs)[0])
-        if self.augmentation.mixing:
-            inputs, target = self._mixed(step, inputs, target)
         half = rows // 2
         if not (config.computes("augment") and half):
             return Batch(inputs, target, None)
         random = noise(config.seed, step, "augment")
         moved = self.augmentation(select(inputs, slice(rows - half, None)), random)
         return Batch(select(inputs, slice(rows - half)), target[: rows - half], moved)
-
-    def _mixed(self, step: int, inputs: Inputs, target: Tensor) -> tuple[Inputs, Tensor]:
-        """Mix samples and labels by one of the ways there are, drawn anew for each batch."""
-        if not isinstance(inputs, Tensor):
-            kind = type(inputs).__name__
-            raise DataError(f"mixing is for images, one tensor (n, c, h, w), got a {kind}")
-        with torch.no_grad():
-            classes = call(self.original, inputs[:1]).shape[-1]
-        ways = self.augmentation.mixing
-        drawn = int(draws(self.config.seed, step, "mixing").integers(len(ways)))
-        mix = MIXING[ways[drawn]]
-        return mix(inputs, target, noise(self.config.seed, step, "mix"), classes=classes)

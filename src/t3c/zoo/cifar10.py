@@ -104,11 +104,7 @@ def cifar10(part: Part, count: int | None = None) -> tuple[Tensor, Tensor]:
     """The first `count` images (n, 3, 32, 32), normalised, and labels (n,) of a part."""
     if part not in SHEETS:
         raise DataError(f"the parts of CIFAR-10 are train and test, got {part!r}")
-    folder = cifar10_folder()
-    labels = _labels(folder / LABELS[part])
-    pixels = np.concatenate([_sheet(folder / name) for name in SHEETS[part]])
-    if len(pixels) != len(labels):
-        raise DataError(f"{folder} has {len(pixels)} {part} images and {len(labels)} labels")
+    pixels, labels = _read(cifar10_folder(), part)
     chosen = first(labels, count, f"{part} images")
     return normalised(pixels[: len(chosen)]), torch.tensor(chosen)
 
@@ -128,11 +124,8 @@ def cifar10_folder() -> Path:
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder that does not hold every sheet and label of both parts."""
-    for part, names in SHEETS.items():
-        count = sum(len(_sheet(folder / name)) for name in names)
-        labels = len(_labels(folder / LABELS[part]))
-        if count != labels:
-            raise DataError(f"{folder} has {count} {part} images and {labels} labels")
+    for part in SHEETS:
+        _read(folder, part)
 
 
 def normalised(pixels: Pixels) -> Tensor:
@@ -140,6 +133,15 @@ def normalised(pixels: Pixels) -> Tensor:
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().contiguous()
     mean, std = (torch.tensor(v)[:, None, None] for v in (IMAGE.mean, IMAGE.std))
     return images.div_(255).sub_(mean).div_(std)
+
+
+def _read(folder: Path, part: str) -> tuple[Pixels, list[int]]:
+    """Return all images (n, 32, 32, 3) and labels of a part, as many of one as of the other."""
+    labels = _labels(folder / LABELS[part])
+    pixels = np.concatenate([_sheet(folder / name) for name in SHEETS[part]])
+    if len(pixels) != len(labels):
+        raise DataError(f"{folder} has {len(pixels)} {part} images and {len(labels)} labels")
+    return pixels, labels
 
 
 def _labels(path: Path) -> list[int]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +12,10 @@ from t3c.engines import ENGINES
 from t3c.errors import SpecError
 from t3c.exporter import ExportConfig
 from t3c.train import BlockConfig, TrainConfig
-from t3c.train.augment import AUGMENTATIONS, MIXING
+from t3c.train.augment import AUGMENTATIONS
 from t3c.train.losses import LOSSES
 from t3c.zoo.settings import changed, near, parse_yaml, read_settings
 from t3c.zoo.subjects import SUBJECTS
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Values to try of settings, and the seeds each combination is tried with (paper E.2).
-
-    Names are those of `train`, or lead to others: `objective.certificate`, which is of `train`, or
-    `elastic.rank_caps.linear`. The best is the
-    least task loss, plus `slack` times the drift beyond `drift`, both means over tiny, med and max
-    on the validation part.
-    """
-
-    settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    seeds: tuple[int, ...] = (3407,)
-    drift: float = 0.15
-    slack: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.seeds or not all(isinstance(s, int) for s in self.seeds):
-            raise SpecError(f"seeds are whole numbers, got {self.seeds}")
-        for name, values in self.settings.items():
-            if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-                raise SpecError(f"settings.{name} is a list of values, got {values!r}")
-            if _path(name) == ("train", "seed"):
-                raise SpecError("settings has no seed: seeds lists them")
-        for name in ("drift", "slack"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise SpecError(f"{name} must be at least 0, got {getattr(self, name):g}")
 
 
 @dataclass(frozen=True)
@@ -68,13 +38,12 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
     blocks: BlockConfig | None = None
     export: ExportConfig | None = None
-    sweep: Sweep | None = None
 
     def __post_init__(self) -> None:
         _check_choice("subject", self.subject, SUBJECTS)
         _check_choice("train.loss", self.train.loss, LOSSES)
         for name in self.train.augmentations:
-            _check_choice("train.augmentations", name, {**AUGMENTATIONS, **MIXING})
+            _check_choice("train.augmentations", name, AUGMENTATIONS)
         if self.export is not None:
             _check_choice("export.engine", self.export.engine, ENGINES)
         for name in ("batch", "samples"):
@@ -82,46 +51,18 @@ class Recipe:
             if value is not None and value < 1:
                 raise SpecError(f"{name} must be at least 1, got {value}")
 
-    def grid(self) -> list[Recipe]:
-        """Every combination of the sweep's settings and seeds, as recipes without a sweep."""
-        if self.sweep is None:
-            raise SpecError("the recipe has no sweep: add `sweep: {settings: {...}}`")
-        names = list(self.sweep.settings)
-        found: dict[str, Recipe] = {}
-        for values in product(*self.sweep.settings.values()):
-            for seed in self.sweep.seeds:
-                given = dict(zip(names, values, strict=True)) | {"seed": seed}
-                point = replace(self.changed(given), sweep=None)
-                if repr(point) in found:
-                    raise SpecError(f"sweep: {given} is there twice")
-                found[repr(point)] = point
-        return list(found.values())
-
     def changed(self, settings: Mapping[str, Any]) -> Recipe:
         """The recipe with other settings: of `train`, or by paths such as `elastic.tile`."""
-        return changed(self, {_path(name): value for name, value in settings.items()}, "")
-
-    def setting(self, name: str) -> Any:
-        """The value of a setting, by the names that `changed` takes."""
-        found: Any = self
-        for part in _path(name):
-            found = found[part] if isinstance(found, Mapping) else getattr(found, part)
-        return found
+        return changed(self, {setting_path(name): value for name, value in settings.items()}, "")
 
 
 def load_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file; `settings` like `steps=100` override those of `train`."""
     recipe = read_settings(path, Recipe)
     try:
-        recipe = recipe.changed(dict(_setting(text) for text in settings))
+        return recipe.changed(dict(_setting(text) for text in settings))
     except SpecError as error:
         raise SpecError(f"--set: {error}") from error
-    if recipe.sweep is not None:
-        try:
-            recipe.grid()  # a setting that cannot be is known before the first point is trained
-        except SpecError as error:
-            raise SpecError(f"{path}: sweep: {error}") from error
-    return recipe
 
 
 def _check_choice(where: str, name: str, known: Mapping[str, object]) -> None:
@@ -129,7 +70,7 @@ def _check_choice(where: str, name: str, known: Mapping[str, object]) -> None:
         raise SpecError(f"no {where} {name!r}: {near(name, list(known))}")
 
 
-def _path(name: str) -> tuple[str, ...]:
+def setting_path(name: str) -> tuple[str, ...]:
     """Return where a setting is in a recipe: what is no part of the recipe itself is of `train`."""
     parts = tuple(name.split("."))
     return parts if parts[0] in Recipe.__dataclass_fields__ else ("train", *parts)

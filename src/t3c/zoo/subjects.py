@@ -16,13 +16,7 @@ from t3c.nn.inputs import Inputs, trimmed
 from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import digits as digit
-from t3c.zoo.text import (
-    BOS,
-    stories15m,
-    stories_folder,
-    stories_ids,
-    stories_tokens,
-)
+from t3c.zoo.text import BOS, stories15m, stories_folder, stories_ids, stories_tokens
 
 Labelled = tuple[Tensor, Tensor]
 STATISTICS = 512  # samples that factors are made to suit

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from t3c.compress.hugging_face import load_model
 from t3c.errors import DataError, MissingExtraError
-from t3c.zoo.corpora import corpus, corpus_tokens
-from t3c.zoo.local import data_path
+from t3c.zoo.local import data_path, read_text
 
 BOS = 1
+SEPARATOR = "<|endoftext|>"
 
 
 def stories_folder() -> Path:
@@ -27,9 +30,26 @@ def stories15m() -> nn.Module:
 
 
 def stories_ids(split: Literal["train", "valid"]) -> Tensor:
-    """A whole text of TinyStories (tokens,)."""
-    text = corpus("tinystories", split)
-    return torch.from_numpy(corpus_tokens(_tokenizer(stories_folder()), text))
+    """Return a whole text of TinyStories (tokens,)."""
+    text = read_text(data_path(f"text/tinystories-{split}.txt"))
+    return torch.from_numpy(story_tokens(_tokenizer(stories_folder()), text))
+
+
+def story_tokens(tokenizer: Any, text: str) -> npt.NDArray[np.int64]:
+    """Return ids (tokens,) of a text, without the special tokens a tokenizer adds around it.
+
+    Where `<|endoftext|>` parts it, BOS and a space are read instead of it and of the space around
+    it, as the models of TinyStories were trained.
+    """
+    if SEPARATOR in text:
+        if not tokenizer.bos_token:
+            raise DataError(f"the tokenizer has no BOS to take the place of {SEPARATOR}")
+        bos = f"{tokenizer.bos_token} "
+        text = re.sub(rf"\s*{re.escape(SEPARATOR)}\s*", lambda _: bos, text.strip())
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if not ids:
+        raise DataError("the text has no tokens")
+    return np.asarray(ids, dtype=np.int64)
 
 
 def stories_tokens(split: Literal["train", "valid"], windows: int, length: int) -> Tensor:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +23,16 @@ from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Timed, export
 from t3c.exporter.content import topology
 from t3c.files import write_atomic, writing
-from t3c.nn.inputs import evaluating
 from t3c.spec import TextSpec
 from t3c.train import History, Keep, TrainConfig, fit, reconstruct
-from t3c.train.checkpoint import latest
-from t3c.train.losses import loss_of
 from t3c.train.processes import Processes
+from t3c.train.run import to_resume
 from t3c.train.targets import find_targets
-from t3c.train.validate import shown, validate
-from t3c.zoo.recipe import Recipe, Sweep
+from t3c.zoo.recipe import Recipe
 from t3c.zoo.subjects import SUBJECTS, Subject
 from t3c.zoo.views import ViewRow, Watch, view_rows
 
-RESULT, RECIPE, SCORE, SPENT = "result.json", "recipe.json", "score.json", "seconds"
+RESULT, RECIPE, SPENT = "result.json", "recipe.json", "seconds"
 BLOCK_SAMPLES = 512  # that blocks are reconstructed on: their inputs are held in memory
 RECONSTRUCTED = "reconstructed.safetensors"
 # What has to be the same for a run to go on.
@@ -163,20 +158,18 @@ def _spent(out: Path) -> float:
 def _begun(recipe: Recipe, out: Path, resume: bool, say: Say) -> bool:
     """Whether `out` holds a run to go on with, which has to be of the same recipe."""
     path, told = out / RECIPE, {name: repr(getattr(recipe, name)) for name in SAME}
-    found = latest(out / "checkpoints", say)
-    if found is None:
+    checkpoint = to_resume(Keep(out, resume), say)
+    if checkpoint is None:
         with writing(out, TrainError):
             out.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(told, indent=1).encode(), TrainError)
         return False
-    if not resume:
-        raise TrainError(f"{out} holds a run already: resume it or name another")
     if path.exists():  # the trainer sees to its own settings
-        before = _read(path, *SAME)
+        before = _read(path)
         for name, now in told.items():
             if before[name] != now:
                 raise TrainError(f"{out} is of another recipe: {name} {before[name]}, not {now}")
-    say(f"going on from {found.name} of {out}")
+    say(f"going on from {checkpoint.name} of {out}")
     return True
 
 
@@ -222,82 +215,12 @@ def told(config: TrainConfig, watch: Watch) -> Callable[[int, Mapping[str, float
     return on_step
 
 
-@dataclass(frozen=True)
-class Score:
-    """What a sweep ranks its points by: the task loss plus the weighed drift beyond its limit."""
-
-    score: float
-    loss: float
-    slack: float
-
-
-@dataclass(frozen=True)
-class SweepRow:
-    """A point of a sweep: its settings, its score (as in `Score`), and the folder of its run."""
-
-    settings: Mapping[str, Any]
-    score: float
-    loss: float
-    slack: float
-    out: str
-
-
-def sweep(recipe: Recipe, out: Path, *, say: Say, watch: Watch) -> list[SweepRow]:
-    """Train every point of the recipe's grid; rows with their scores, best first.
-
-    A point that has its result in `out` already is not trained again, one that was stopped goes on.
-    """
-    grid, rule = recipe.grid(), recipe.sweep
-    assert rule is not None
-    rows = []
-    for index, point in enumerate(grid):
-        changed = {name: point.setting(name) for name in (*rule.settings, "seed")}
-        folder = out / folder_of(point, changed)
-        say(f"point {index + 1} of {len(grid)}: {folder.name}")
-        path = folder / SCORE
-        if not path.exists():
-            # The test part is not looked at, and nothing exported, before one is chosen.
-            point = replace(point, export=None)
-            done = train_recipe(point, folder, resume=True, test=False, say=say, watch=watch)
-            data = {"settings": changed, "validated": _validated(done, point.train)}
-            write_atomic(path, json.dumps(data, indent=1, default=dict).encode())
-        kept = _read(path, "settings", "validated")
-        found = asdict(score(kept["validated"], rule))
-        rows.append(SweepRow(kept["settings"], **found, out=str(folder)))
-    return sorted(rows, key=lambda row: row.score)
-
-
-def folder_of(point: Recipe, changed: Mapping[str, Any]) -> str:
-    """A name of a point's own: its settings as far as names hold them, and all of it hashed."""
-    told = "-".join(f"{key}={value}" for key, value in changed.items())
-    shown = re.sub(r"[^\w.,=+-]+", "_", told, flags=re.ASCII)[:100]
-    return f"{shown}-{hashlib.sha256(repr(point).encode()).hexdigest()[:12]}"
-
-
-def _validated(done: Trained, config: TrainConfig) -> dict[str, float]:
-    """Loss and drift on the validation part: labels are not smoothed, whatever a point trains."""
-    part = done.subject.in_batches(done.subject.validation)
-    with evaluating(done.model):
-        return validate(done.model, shown(done.history.profiles), part, loss_of(config.loss))
-
-
-def score(validated: Mapping[str, float], rule: Sweep) -> Score:
-    """Compute the task loss and the drift beyond the rule's: means over tiny, med and max."""
-    names = [key.removesuffix("/loss") for key in validated if key.endswith("/loss")]
-    names = [name for name in names if name != "full"]
-    if not names:
-        raise DataError("no profile was validated")
-    loss = sum(validated[f"{n}/loss"] for n in names) / len(names)
-    slack = sum(max(0.0, validated[f"{n}/drift"] - rule.drift) for n in names) / len(names)
-    return Score(loss + rule.slack * slack, loss, slack)
-
-
-def _read(path: Path, *names: str) -> dict[str, Any]:
-    """What a file of JSON holds, these names at least."""
+def _read(path: Path) -> dict[str, Any]:
+    """Return what was written about the recipe of a run."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict) or not found.keys() >= set(names):
-        raise DataError(f"{path} is not what was written: it has no {', '.join(names)}")
+    if not isinstance(found, dict) or not found.keys() >= set(SAME):
+        raise DataError(f"{path} is not what was written: it has no {', '.join(SAME)}")
     return found

@@ -6,19 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 
 from t3c.control.knapsack import Allocation, allocation
 from t3c.control.menu import Chains
+from t3c.control.policy import Wish, nearest
 from t3c.spec import Level
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a proposal asks of one unit: near its menu, not yet of it."""
-
-    level: float
-    bits: float
 
 
 class SnapCode(StrEnum):
@@ -83,19 +75,6 @@ def hold(path: Sequence[Allocation], chains: Chains, tolerance: float | None) ->
     places = {unit: {o.point: i for i, o in enumerate(mine)} for unit, mine in chains.items()}
     asked = [{unit: places[unit][a.points[unit]] for unit in chains} for a in path]
     return _nested(asked, chains, tolerance)
-
-
-def nearest(levels: Sequence[Level], wish: Wish) -> int:
-    """Return which level minimises |k - k^| / k_top + |q - q^| / q_top; of equals the last."""
-    top = levels[-1]
-    # Exact, so that ties are ties and a larger wish never finds a smaller level.
-    level, bits, weight = Fraction(wish.level), Fraction(wish.bits), Fraction(top.level, top.bits)
-
-    def distance(index: int) -> Fraction:
-        mine = levels[index]
-        return abs(mine.level - level) + weight * abs(mine.bits - bits)
-
-    return min(reversed(range(len(levels))), key=distance)
 
 
 def _nested(asked: Sequence[Mapping[str, int]], chains: Chains, tolerance: float) -> Snapped:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t3c.control.templates import EARLY, Place, ladder, template
+from lab.allocation.templates import EARLY, Place, ladder, template
 from t3c.convert.config import Role
 
 CNN = [

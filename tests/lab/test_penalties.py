@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lab.spectral_penalty import SpectralPenalty, observe_reach
 from oracles import first_order_drift
-from t3c.certify.penalty import (
-    PENALTIES,
-    SpectralPenalty,
-    first_order_penalty,
-    observe_reach,
-)
+from t3c.certify.penalty import Penalty, first_order_penalty
 from t3c.convert import elasticize_, state_of
 from t3c.nn import elastic_layers, elastic_weights
 from t3c.nn.inputs import Inputs, select
 from t3c.spec import LayerPoint, Profile
 
 Built = tuple[nn.Module, Inputs]
+PENALTIES: dict[str, Callable[[int], Penalty]] = {
+    "first_order": lambda _: first_order_penalty,
+    "spectral": SpectralPenalty,
+}
 
 
 def convolutional() -> Built:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t3c.control.greedy import greedy, uniform
+from lab.allocation.greedy import greedy, uniform
 from t3c.control.knapsack import Allocation, allocations
 from t3c.control.menu import Option
 from t3c.errors import SpecError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from t3c.control.snap import Wish
+from t3c.control.policy import Wish
 from t3c.convert import Unit
 from t3c.convert.config import Role
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lab.allocation.snap import snap
+from lab.allocation.templates import ladder, places, template, template_wishes
 from t3c.control.menu import Option, chain
-from t3c.control.snap import snap
-from t3c.control.templates import ladder, places, template, template_wishes
 from t3c.convert import ElasticConfig, Unit, plan_conversion, units
 from t3c.quant.policy import RankTiedBits
 from t3c.spec import Level
@@ -74,8 +75,8 @@ def test_a_last_unit_that_is_no_classifier() -> None:
 
 def test_a_block_of_convolutions_is_a_projection() -> None:
     model = nn.Sequential(nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 3))
-    config = ElasticConfig(attention=(r"^([01])$",))
-    found = units(plan_conversion(model, torch.randn(1, 64, 8, 8), config).layers)
+    layers = plan_conversion(model, torch.randn(1, 64, 8, 8)).layers
+    found = units([replace(layers[0], block="0"), replace(layers[1], block="1"), layers[2]])
     roles = {p.name: str(p.role) for p in places(found)}
     assert roles == {"block 0": "projection", "block 1": "projection", "layer 2": "convolution"}
 

@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 
 from t3c.errors import DataError
-from t3c.zoo.corpora import corpus, corpus_tokens
-from t3c.zoo.local import data_path
-from t3c.zoo.text import stories_tokens
+from t3c.zoo.local import data_path, read_text
+from t3c.zoo.text import stories_tokens, story_tokens
 
 transformers = pytest.importorskip("transformers")
 needs_data = pytest.mark.skipif(not os.environ.get("T3C_DATA"), reason="T3C_DATA is not set")
-WORDS = {"<unk>": 0, "<s>": 1, "one": 2, "two": 3, "end": 4}
+WORDS = {"<unk>": 0, "<s>": 1, "one": 2, "two": 3}
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for folder in ("text", "wikitext-2", "wikitext-103"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "text").mkdir()
     monkeypatch.setenv("T3C_DATA", str(tmp_path))
     return tmp_path
 
@@ -41,73 +39,54 @@ def tokenizer(bos: str | None = "<s>") -> Any:
     )
 
 
-def refusal(name: str, split: str) -> str:
+def refusal(split: str) -> str:
     with pytest.raises(DataError) as error:
-        corpus(name, split)
+        read_text(data_path(f"text/tinystories-{split}.txt"))
     assert len(str(error.value).splitlines()) == 1
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "split", "place"),
-    [("wikitext-2", "test", "text/wikitext2-test.txt"),
-     ("wikitext-2", "train", "wikitext-2/wiki.train.tokens"),
-     ("wikitext-103", "train", "wikitext-103/wiki.train.raw"),
-     ("wikitext-103", "valid", "wikitext-103/wiki.valid.tokens"),
-     ("tinystories", "train", "text/tinystories-train.txt")],
-)  # fmt: skip
-def test_a_text_is_found_and_left_as_it_is(data: Path, name: str, split: str, place: str) -> None:
+def test_a_text_is_left_as_it_is(data: Path) -> None:
     text = " \n = Crème = \r\n \u2028 one \n"
-    (data / place).write_bytes(text.encode())
-    assert corpus(name, split) == text
-
-
-def test_words_as_written_come_before_rare_ones_left_out(data: Path) -> None:
-    (data / "wikitext-103/wiki.test.tokens").write_text("<unk>")
-    (data / "wikitext-103/wiki.test.raw").write_text("rare")
-    assert corpus("wikitext-103", "test") == "rare"
+    path = data / "text/tinystories-train.txt"
+    path.write_bytes(text.encode())
+    assert read_text(path) == text
 
 
 def test_what_is_not_there_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "wikitext-2, wikitext-103, tinystories" in refusal("c4", "train")
-    assert "has no split 'test': it has train, valid" in refusal("tinystories", "test")
-    said = refusal("wikitext-103", "valid")
-    assert str(data) in said
-    assert "wikitext-103/wiki.valid.raw or wikitext-103/wiki.valid.tokens" in said
+    assert f"{data / 'text/tinystories-train.txt'} is missing" in refusal("train")
     monkeypatch.delenv("T3C_DATA")
-    assert "T3C_DATA is not set" in refusal("wikitext-2", "test")
+    assert "T3C_DATA is not set" in refusal("train")
 
 
 def test_what_is_no_text_is_refused(data: Path) -> None:
     path = data / "text/tinystories-valid.txt"
     path.write_text(" \n")
-    assert f"{path} is empty" in refusal("tinystories", "valid")
+    assert f"{path} is empty" in refusal("valid")
     path.write_bytes(b"one \xff")
-    assert "no UTF-8 text: invalid start byte at 4" in refusal("tinystories", "valid")
+    assert "no UTF-8 text: invalid start byte at 4" in refusal("valid")
 
 
 def test_tokens_are_those_of_the_text_alone() -> None:
-    ids = corpus_tokens(tokenizer(), " one two\n\none three")
+    ids = story_tokens(tokenizer(), " one two\n\none three")
     assert ids.dtype == np.int64
     assert ids.tolist() == [2, 3, 2, 0]
 
 
-def test_what_parts_stories_becomes_bos_or_what_is_asked_for() -> None:
+def test_what_parts_stories_becomes_bos() -> None:
     text = "\none \n<|endoftext|>\n two<|endoftext|>one\n"
-    assert corpus_tokens(tokenizer(), text).tolist() == [2, 1, 3, 1, 2]
-    assert corpus_tokens(tokenizer(), text, between=" end ").tolist() == [2, 4, 3, 4, 2]
-    assert corpus_tokens(tokenizer(bos=None), text, between=" ").tolist() == [2, 3, 2]
+    assert story_tokens(tokenizer(), text).tolist() == [2, 1, 3, 1, 2]
     with pytest.raises(DataError, match="no BOS to take the place"):
-        corpus_tokens(tokenizer(bos=None), text)
+        story_tokens(tokenizer(bos=None), text)
     with pytest.raises(DataError, match="no tokens"):
-        corpus_tokens(tokenizer(), " ")
+        story_tokens(tokenizer(), " ")
 
 
 @pytest.mark.data
 @needs_data
 def test_stories_are_tokenized_as_their_windows_are() -> None:
     own = transformers.AutoTokenizer.from_pretrained(data_path("stories15m"), local_files_only=True)
-    ids = corpus_tokens(own, corpus("tinystories", "train")[:100_000])
+    ids = story_tokens(own, read_text(data_path("text/tinystories-train.txt"))[:100_000])
     windows = stories_tokens("train", 20, 64)
     np.testing.assert_array_equal(ids[: 20 * 63], windows[:, 1:].flatten().numpy())
     assert (ids == own.bos_token_id).sum() > 50

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.allocation.snap import Snap, SnapCode, Snapped, hold, snap
 from t3c.control.knapsack import allocations
 from t3c.control.menu import Option
-from t3c.control.snap import Snap, SnapCode, Snapped, Wish, hold, snap
+from t3c.control.policy import Wish
 from t3c.spec import Level
 
 Chains = dict[str, list[Option]]
