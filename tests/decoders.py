@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from conftest import LIGHT, quick, supply_times
-from t3c.compress.decoder import Decoder
+from t3c.compression.decoder import Decoder
 from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError
 from t3c.exporter import ExportConfig, export

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from t3c.compress.hugging_face import load_model
+from t3c.compression.hugging_face import load_model
 from t3c.convert import ElasticState, elasticize_, state_of
 from t3c.convert.apply import factor_stages
 from t3c.factor.compose import compose

@@ -19,7 +19,7 @@ from lab.baselines.baseline import Task
 from lab.zoo.imagenet_sample import imagenet_sample, resnet50
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
-from t3c.compress.decoder import Decoder
+from t3c.compression.decoder import Decoder
 from t3c.convert import elasticize_
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines.openvino import OpenVINO

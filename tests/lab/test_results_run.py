@@ -20,7 +20,7 @@ from lab.fingerprints import fingerprint
 from lab.results import ARTIFACT, Limits, Results, ResultsSpec, load_results
 from lab.zoo.bases import base_network
 from t3c.artifact.reader import Artifact
-from t3c.compress.stages import Stage, Stages
+from t3c.compression.stages import Stage, Stages
 from t3c.convert import ElasticConfig
 from t3c.engines.openvino import OpenVINO
 from t3c.errors import DataError, SpecError

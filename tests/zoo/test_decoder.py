@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from t3c.compress.decoder import Decoder
+from t3c.compression.decoder import Decoder
 from t3c.errors import ConvertError, DataError
 from t3c.nn.inputs import call
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from t3c.compress.pictures import Preprocessing, listed, pictures_of, read_image
+from t3c.compression.pictures import Preprocessing, listed, pictures_of, read_image
 from t3c.errors import DataError, SpecError
 from t3c.zoo.local import first
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from t3c.compress.decoder import Decoder
-from t3c.compress.hugging_face import Loaded, bundled, load_model
+from t3c.compression.decoder import Decoder
+from t3c.compression.hugging_face import Loaded, bundled, load_model
 from t3c.errors import ConvertError, DataError
 from t3c.nn.inputs import Inputs
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lab.zoo import imagenet_sample
 from lab.zoo.imagenet import SHORTER, SIDE
-from t3c.compress.hugging_face import load_model
-from t3c.compress.pictures import Preprocessing, read_preprocessing
+from t3c.compression.hugging_face import load_model
+from t3c.compression.pictures import Preprocessing, read_preprocessing
 from t3c.errors import DataError
 from t3c.zoo.local import data_root
 

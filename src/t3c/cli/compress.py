@@ -38,7 +38,7 @@ def compress(
 ) -> None:
     """Compress a trained model: convert, train once, measure, certify and pack it."""
     need("torch", "train")
-    from t3c.compress.door import compress as run_compress
+    from t3c.compression.door import compress as run_compress
     from t3c.report.terminal import print_variants
 
     name = model.rpartition(":")[2] if ".py:" in model else Path(model).name

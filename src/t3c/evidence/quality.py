@@ -27,13 +27,6 @@ class Metric(StrEnum):
     NEIGHBOURS = "neighbours"
 
 
-UNITS = {
-    Metric.ACCURACY: "accuracy",
-    Metric.AGREEMENT: "unchanged answers",
-    Metric.PERPLEXITY: "perplexity",
-    Metric.NEIGHBOURS: "unchanged nearest neighbours",
-}
-# What may be lost where the user names nothing: accuracy itself; changed answers or neighbours
 # beyond those that plain int8 changes; the perplexity's growth.
 MAX_DROP = {
     Metric.ACCURACY: 0.005, Metric.AGREEMENT: 0.01, Metric.PERPLEXITY: 0.02,

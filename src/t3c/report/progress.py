@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -65,10 +63,3 @@ class Show:
         if self._task is None:
             self._task = self._bar.add_task(what, total=total)
         self._bar.update(self._task, description=what, completed=done, total=total)
-
-
-@contextmanager
-def showing(progress: bool) -> Iterator[Show]:
-    """Show progress on stderr while the block runs, if asked for."""
-    with Show(progress) as show:
-        yield show

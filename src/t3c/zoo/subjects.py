@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from t3c.compress.decoder import Decoder
+from t3c.compression.decoder import Decoder
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, trimmed
 from t3c.spec import ImageSpec

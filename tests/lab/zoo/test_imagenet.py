@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lab.zoo import imagenet, imagenet_sample
 from lab.zoo.imagenet import Batches, Samples, find_samples
-from t3c.compress import pictures
-from t3c.compress.pictures import Preprocessing, read_image
+from t3c.compression import pictures
+from t3c.compression.pictures import Preprocessing, read_image
 from t3c.errors import DataError, SpecError
 from t3c.zoo import local
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from t3c.compress.data import Data
-from t3c.compress.source import Source, Task
+from t3c.compression.data import Data
+from t3c.compression.source import Source, Task
 from t3c.convert import state_of
 from t3c.evidence.quality import MAX_DROP, Array, Judge, Metric, Outputs, Run
 from t3c.nn.inputs import Inputs, call

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t3c.compress import data as module
-from t3c.compress.data import Data, gathered, joined, split
+from t3c.compression import data as module
+from t3c.compression.data import Data, gathered, joined, split
 from t3c.errors import DataError
 
 

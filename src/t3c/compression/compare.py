@@ -9,7 +9,7 @@ import onnx
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
-from t3c.compress.place import Candidate, Placed, Plain, place
+from t3c.compression.place import Candidate, Placed, Plain, place
 from t3c.device.execution import example_inputs, execution_of
 from t3c.device.machine import describe
 from t3c.device.measured import time_sessions

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from t3c.compress.data import Data
-from t3c.compress.judging import judge_of
-from t3c.compress.source import Source, Task, open_source, task_of
+from t3c.compression.data import Data
+from t3c.compression.judging import judge_of
+from t3c.compression.source import Source, Task, open_source, task_of
 from t3c.errors import DataError
 from t3c.evidence.quality import Metric
 

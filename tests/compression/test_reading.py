@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from t3c.compress.pictures import Preprocessing
-from t3c.compress.reading import read_data
-from t3c.compress.source import Source, Task
+from t3c.compression.pictures import Preprocessing
+from t3c.compression.reading import read_data
+from t3c.compression.source import Source, Task
 from t3c.errors import DataError
 
 HOW = Preprocessing(resize=(8, 8), crop=None)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t3c.compress.place import Candidate, Fate, Plain, falling, place
+from t3c.compression.place import Candidate, Fate, Plain, falling, place
 
 COUNT = 40_000
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from t3c.compress.data import MOST_BYTES, Data, gathered
-from t3c.compress.pictures import PICTURES, listed, pictures_of, read_image
-from t3c.compress.source import Source, Task
-from t3c.compress.tables import SUFFIXES, class_numbers, read_table, read_text
+from t3c.compression.data import MOST_BYTES, Data, gathered
+from t3c.compression.pictures import PICTURES, listed, pictures_of, read_image
+from t3c.compression.source import Source, Task
+from t3c.compression.tables import SUFFIXES, class_numbers, read_table, read_text
 from t3c.errors import DataError
 from t3c.nn.inputs import check_like
 from t3c.runtime.reading import read_arrays

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from t3c.certify.sensitivity import layer_sensitivities
-from t3c.compress.choice import Choice
+from t3c.compression.choice import Choice
 from t3c.control.knapsack import allocations
 from t3c.control.menu import chain
 from t3c.control.options import layer_profile, unit_options
@@ -27,7 +27,7 @@ from t3c.exporter import content
 from t3c.exporter.allocate import Allocated, affordable
 from t3c.exporter.described import Described
 from t3c.graph.assemble import assemble
-from t3c.nn.inputs import Inputs, select
+from t3c.nn.inputs import Inputs, select, tensors
 from t3c.spec import Factorization, Form, ProfileChain
 from t3c.train.targets import counted_shares
 
@@ -73,18 +73,18 @@ def choose_factorization(
     names = kernels_of(model)
     if not names:
         return Factorization.TUCKER1, None
-    sessions = {}
+    sessions, few = {}, batches[: max(1, PROBED // len(tensors(batches[0])[0]))]
     for way in (Factorization.TUCKER1, Factorization.TUCKER2):
         trial = copy.deepcopy(model)
         config = config_for(way, include=names, bits=(8,))
         try:
-            elasticize_(trial, example, config, calibration=batches)
+            elasticize_(trial, example, config, calibration=few)
         except ConvertError:
             return Factorization.TUCKER1, None  # no kernel is worth a rank
-        profile = _at_drift(trial, batches[0], ALIKE)
+        profile = _at_drift(trial, few[0], ALIKE)
         traced = content.topology(trial)
         packed = content.pack(Described(trial, traced, "trial"), Allocated.of(profile))
-        draft = content.ranged(packed, select(batches[0], slice(0, 8)))
+        draft = content.ranged(packed, select(few[0], slice(0, 8)))
         top = draft.manifest.chain.top
         forms = {
             name: Form.FACTORED if Form.FACTORED in spec.forms(top.points[name]) else Form.DENSE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from t3c.compress.tables import class_numbers, read_table
+from t3c.compression.tables import class_numbers, read_table
 from t3c.errors import DataError
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from t3c.certify.drift import relative_drift
-from t3c.compress.choice import Choice
-from t3c.compress.data import Data
-from t3c.compress.source import Task
+from t3c.compression.choice import Choice
+from t3c.compression.data import Data
+from t3c.compression.source import Task
 from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.nn.inputs import Inputs, call, evaluating, select, tensors

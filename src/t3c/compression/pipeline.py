@@ -12,23 +12,23 @@ from typing import Any
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
-from t3c.compress.choice import Choice, best, choices_of
-from t3c.compress.compare import Placing, PlainInt8, plain_int8
-from t3c.compress.data import Data, Parts
-from t3c.compress.elastic import (
+from t3c.compression.choice import Choice, best, choices_of
+from t3c.compression.compare import Placing, PlainInt8, plain_int8
+from t3c.compression.data import Data, Parts
+from t3c.compression.elastic import (
     STATISTICS,
     choose_factorization,
     keep_elastic,
     make_elastic,
     restore_elastic,
 )
-from t3c.compress.judging import judge_of, run_original, view_losses
-from t3c.compress.measure import ARTIFACT, ORIGINAL
-from t3c.compress.place import TINY_TIMES, Row
-from t3c.compress.plan import RunPlan
-from t3c.compress.source import Source, Task
-from t3c.compress.stages import Stage, Stages
-from t3c.compress.teach import Lesson, Plan, probe, teach
+from t3c.compression.judging import judge_of, run_original, view_losses
+from t3c.compression.measure import ARTIFACT, ORIGINAL
+from t3c.compression.place import TINY_TIMES, Row
+from t3c.compression.plan import RunPlan, training_seconds
+from t3c.compression.source import Source, Task
+from t3c.compression.stages import Stage, Stages
+from t3c.compression.teach import Lesson, Plan, probe, teach
 from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.convert.state import STATE
@@ -158,7 +158,7 @@ class Compression:
 
         def aim(folder: Path) -> Mapping[str, Any]:
             goal, choice = self._aim(training[1], shares)
-            found = probe(lesson(goal), self.plan.training, self.show.watch)
+            found = probe(lesson(goal), training_seconds(self.plan), self.show.watch)
             return {
                 "worst_drift": goal.worst_drift,
                 "steps": found.steps,

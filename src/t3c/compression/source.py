@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from t3c.compress.decoder import Decoder
-from t3c.compress.hugging_face import load_model
-from t3c.compress.pictures import Preprocessing, read_preprocessing
+from t3c.compression.decoder import Decoder
+from t3c.compression.hugging_face import load_model
+from t3c.compression.pictures import Preprocessing, read_preprocessing
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, check_inputs, split_batch, tensors
 

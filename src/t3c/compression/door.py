@@ -11,14 +11,14 @@ from typing import Any
 from torch import nn
 
 from t3c.artifact.reader import Artifact
-from t3c.compress.choice import Choice
-from t3c.compress.data import Data, split
-from t3c.compress.measure import ARTIFACT, measure, write_beside
-from t3c.compress.pipeline import Compression, Options
-from t3c.compress.plan import plan_run
-from t3c.compress.reading import read_data
-from t3c.compress.source import open_source
-from t3c.compress.stages import Stages
+from t3c.compression.choice import Choice
+from t3c.compression.data import Data, split
+from t3c.compression.measure import ARTIFACT, measure, write_beside
+from t3c.compression.pipeline import Compression, Options
+from t3c.compression.plan import plan_run
+from t3c.compression.reading import read_data
+from t3c.compression.source import open_source
+from t3c.compression.stages import Stages
 from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, replacing, writing

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from t3c.compress.data import Parts
-from t3c.compress.source import Source
+from t3c.compression.data import Parts
+from t3c.compression.source import Source
 from t3c.errors import SpecError
 from t3c.nn.inputs import call, select
 
@@ -54,6 +54,11 @@ def plan_run(source: Source, parts: Parts, minutes: float, spent: float) -> RunP
     return RunPlan(
         minutes, seconds, training, (COPIES * weights + 2 * held) / 1e9 + 1.0, parts.sizes()
     )
+
+
+def training_seconds(plan: RunPlan) -> float:
+    """Return what is left for training once the other stages have had their estimate."""
+    return plan.training
 
 
 @torch.no_grad()

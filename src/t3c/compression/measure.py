@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t3c.artifact.reader import Artifact
-from t3c.compress.judging import judge_of
-from t3c.compress.stages import Stage
+from t3c.compression.judging import judge_of
+from t3c.compression.stages import Stage
 from t3c.evidence.bench import Data, Result, bench
 from t3c.files import write_atomic
 from t3c.report.page import render_report
 from t3c.runtime.runtime import load
 
 if TYPE_CHECKING:
-    from t3c.compress.pipeline import Compression
+    from t3c.compression.pipeline import Compression
 
 ARTIFACT, ORIGINAL, TEST = "artifact.t3c", "original.onnx", "test.npz"
 ROUNDS = 200
