@@ -1,6 +1,6 @@
 """Your own language model and your own text, as one artifact.
 
-    PYTHONPATH=benchmarks python examples/decoder.py FOLDER TEXT.txt --out lm.t3c --steps 100 --length 64
+    PYTHONPATH=benchmarks python examples/decoder.py FOLDER TEXT.txt --out lm.t3c
 
 FOLDER holds a Hugging Face decoder (Llama and the like) with its tokenizer. TEXT.txt is text as it
 runs; `<|endoftext|>` in it parts one text from the next.

@@ -1,6 +1,6 @@
 """Your own text classifier and your own sentences, as one artifact.
 
-    PYTHONPATH=benchmarks python examples/encoder.py FOLDER DATA.tsv --out mine.t3c --steps 300 --length 64
+    PYTHONPATH=benchmarks python examples/encoder.py FOLDER DATA.tsv --out mine.t3c
 
 FOLDER holds a Hugging Face classifier of texts (BERT, RoBERTa, DistilBERT) with its tokenizer.
 DATA.tsv has a header, a column `sentence` (or `content`, or `text`) and a column `label`: names of
