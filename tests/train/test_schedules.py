@@ -224,7 +224,6 @@ def test_weights_that_cannot_be(weight: float) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": "exact"}, "kind is one of first_order, spectral, got 'exact'"),
         ({"samples": 0}, "samples must be at least 1, got 0"),
         ({"tolerance": -1.0}, "tolerance must be at least 0, got -1"),
     ],
