@@ -32,7 +32,7 @@ from t3c.spec import Factorization, Form, ProfileChain
 from t3c.train.targets import counted_shares
 
 STATISTICS = 512  # samples that factors are fitted to
-PROBED = 64  # samples that two factorizations are compared on
+PROBED, JUDGED = 32, 8  # samples that two factorizations are fitted to, and their drift taken on
 ALIKE = 0.1  # first-order drift at which they are compared
 ROUNDS = 40
 KERNELS = (nn.Conv1d, nn.Conv2d)
@@ -76,7 +76,7 @@ def choose_factorization(
     sessions, few = {}, batches[: max(1, PROBED // len(tensors(batches[0])[0]))]
     for way in (Factorization.TUCKER1, Factorization.TUCKER2):
         trial = copy.deepcopy(model)
-        config = config_for(way, include=names, bits=(8,))
+        config = config_for(way, include=names, bits=(8,), metric="inputs")
         try:
             elasticize_(trial, example, config, calibration=few)
         except ConvertError:
@@ -108,7 +108,7 @@ def _at_drift(model: nn.Module, samples: Inputs, drift: float) -> ProfileChain:
     """Return the cheapest profile by counted work that drifts at most so much."""
     plans = state_of(model).plan.layers
     shared = {unit.name: unit for unit in units(plans)}
-    few = select(samples, slice(0, affordable(plans)))
+    few = select(samples, slice(0, min(JUDGED, affordable(plans))))
     sensitivities = layer_sensitivities(model, few)
     offered = unit_options(
         shared, counted_shares(plans), lambda n, p: sensitivities[n].squared_drift(p), 0.0
