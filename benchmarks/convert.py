@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.conversion import measure_conversion
 from lab.figures import Figure, finish
-from t3c.zoo.hugging_face import bundled
+from t3c.compression.hugging_face import bundled
 
 OUT = Path("out/bench-convert.json")
 LARGEST = "tinyllama-1.1b"

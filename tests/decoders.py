@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from conftest import LIGHT, quick, supply_times
+from t3c.compression.decoder import Decoder
 from t3c.convert import elasticize_, state_of
 from t3c.errors import DataError
 from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import select
 from t3c.spec import Goal
-from t3c.zoo.decoder import Decoder
 
 VOCABULARY = 100
 UNKNOWN, BOS, STOP = "<unk>", "<s>", "</s>"  # 0, 1 and 2; then the words w3 to w99

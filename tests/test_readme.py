@@ -68,6 +68,7 @@ def test_the_code_runs(tmp_path: Path) -> None:
         "docs/training.md",
         "docs/text.md",
         "docs/serving.md",
+        "docs/compress.md",
     ],
 )
 def test_commands_and_paths_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from t3c.compression.hugging_face import load_model
 from t3c.convert import ElasticState, elasticize_, state_of
 from t3c.convert.apply import factor_stages
 from t3c.factor.compose import compose
 from t3c.nn.inputs import call
-from t3c.zoo.hugging_face import load_model
 
 
 def measure_conversion(name: str) -> dict[str, Any]:

@@ -25,12 +25,12 @@ from lab.baselines.finetune import Training
 from lab.decoding import compare_text
 from lab.extended import seed_rows
 from lab.fingerprints import fingerprint, hashed, hashed_files, versions
-from lab.stages import Stage, Stages
 from lab.subjects import SUBJECTS, Subject
 from lab.sweep import sweep_rows
 from lab.variants import Comparison, Row, Variant, Watch, compare
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import layer_bytes
+from t3c.compression.stages import Stage, Stages
 from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.device.execution import example_inputs

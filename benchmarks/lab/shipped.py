@@ -19,6 +19,7 @@ from lab.baselines.baseline import Task
 from lab.zoo.imagenet_sample import imagenet_sample, resnet50
 from t3c.artifact.reader import Artifact
 from t3c.artifact.trim import trim
+from t3c.compression.decoder import Decoder
 from t3c.convert import elasticize_
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines.openvino import OpenVINO
@@ -31,7 +32,6 @@ from t3c.exporter import ExportConfig, export
 from t3c.nn.inputs import Inputs, batches_of
 from t3c.runtime.runtime import Runtime
 from t3c.spec import Goal
-from t3c.zoo.decoder import Decoder
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
 from t3c.zoo.text import stories15m, stories_tokens
 

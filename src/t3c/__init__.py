@@ -14,6 +14,7 @@ from t3c.version import __version__
 
 if TYPE_CHECKING:
     from t3c.artifact.trim import trim
+    from t3c.compression.door import compress
     from t3c.convert import ElasticConfig, elasticize_, plan_conversion, settle_, smooth_
     from t3c.evidence.artifact import certify_artifact
     from t3c.evidence.certify import CertifyConfig
@@ -48,6 +49,7 @@ __all__ = [
     "TrainConfig",
     "__version__",
     "certify_artifact",
+    "compress",
     "elasticize_",
     "export",
     "fit",
@@ -75,6 +77,7 @@ _LAZY = {
     "ElasticConfig": "t3c.convert",
     "MonitorConfig": "t3c.runtime.monitor",
     "certify_artifact": "t3c.evidence.artifact",
+    "compress": "t3c.compression.door",
     "write_original": "t3c.evidence.original",
     "elasticize_": "t3c.convert",
     "plan_conversion": "t3c.convert",

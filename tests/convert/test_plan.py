@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from t3c.compression.hugging_face import bundled, load_model
 from t3c.convert import ElasticConfig, LayerPlan, elasticize_, plan_conversion, units
 from t3c.convert.config import Role
 from t3c.errors import ConvertError, SpecError
 from t3c.quant.policy import RankTiedBits
 from t3c.spec import Factorization, Kind, LayerPoint
-from t3c.zoo.hugging_face import bundled, load_model
 
 transformers = pytest.importorskip("transformers")
 

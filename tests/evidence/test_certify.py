@@ -17,6 +17,7 @@ from t3c.evidence.artifact import certify_artifact
 from t3c.evidence.bench import Data, bench
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
+from t3c.evidence.quality import Judge, Metric
 from t3c.runtime.monitor import MonitorConfig, Shift
 from t3c.runtime.runtime import load
 
@@ -125,7 +126,10 @@ def test_samples_that_set_ranges_are_refused(
         )
     assert (copied / LEDGER).read_bytes() == before
     assert used.isdisjoint(sample_keys([images]))
-    runtime, data = load(copied), Data(calibration, None, calibration[:20])
+    runtime, data = (
+        load(copied),
+        Data((calibration,), Judge(Metric.AGREEMENT, 0.01), (calibration[:20],)),
+    )
     with pytest.raises(DataError, match="and the test slices share"):
         bench(runtime, made.folder / "original.onnx", data, ("full",), rounds=1, checks=1)
 

@@ -18,9 +18,9 @@ from lab import diagnostics, results
 from lab.baselines import Task
 from lab.fingerprints import fingerprint
 from lab.results import ARTIFACT, Limits, Results, ResultsSpec, load_results
-from lab.stages import Stage, Stages
 from lab.zoo.bases import base_network
 from t3c.artifact.reader import Artifact
+from t3c.compression.stages import Stage, Stages
 from t3c.convert import ElasticConfig
 from t3c.engines.openvino import OpenVINO
 from t3c.errors import DataError, SpecError

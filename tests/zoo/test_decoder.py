@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from t3c.compression.decoder import Decoder
 from t3c.errors import ConvertError, DataError
 from t3c.nn.inputs import call
-from t3c.zoo.decoder import Decoder
 
 transformers = pytest.importorskip("transformers")
 VOCABULARY, LAYERS = 50, 2

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from t3c.compression.hugging_face import bundled, load_model
 from t3c.errors import DataError
 from t3c.nn.inputs import call, tensors
-from t3c.zoo.hugging_face import bundled, load_model
 
 transformers = pytest.importorskip("transformers")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -12,65 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
+from t3c.compression.pictures import Preprocessing, listed, pictures_of, read_image
 from t3c.errors import DataError, SpecError
-from t3c.spec import ImageSpec
 from t3c.zoo.local import first
 
 CLASSES = 1000
 SIDE, SHORTER = 224, 256
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-PICTURES = {".jpeg", ".jpg", ".png"}
 LABELS = ("val.txt", "LOC_val_solution.csv")
 
 _ID = re.compile(r"n\d{8}")
 _NAMED = re.compile(r"(n\d{8})(_.*)?")  # n01440764, n01440764_tench
 _NUMBERED = "ILSVRC2012_"
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How a picture becomes an input (3, h, w): resized, cropped, (value * rescale - mean) / std.
-
-    `resize` is the length of the shorter side, or a height and a width that the picture is squeezed
-    to; `crop` is the height and width that are cut from the centre. None leaves it as it is.
-    """
-
-    resize: int | tuple[int, int] | None = SHORTER
-    crop: tuple[int, int] | None = (SIDE, SIDE)
-    mean: tuple[float, float, float] = MEAN
-    std: tuple[float, float, float] = STD
-    rescale: float = 1 / 255
-    resample: Image.Resampling = Image.Resampling.BILINEAR
-
-    def __post_init__(self) -> None:
-        lengths = (self.resize,) if isinstance(self.resize, int) else self.resize or ()
-        if not all(0 < length <= 8192 for length in (*lengths, *(self.crop or ()))):
-            raise SpecError(
-                f"an image has sides of 1 to 8192, got resize {self.resize} and crop {self.crop}"
-            )
-        if self.crop is None and not isinstance(self.resize, tuple):
-            raise SpecError("images would differ in size: give crop, or both sides as resize")
-        if not len(self.mean) == len(self.std) == 3 or not all(map(math.isfinite, self.mean)):
-            raise SpecError(f"three colours have a mean and a std, got {self.mean} and {self.std}")
-        if not all(0 < value < math.inf for value in (*self.std, self.rescale)):
-            raise SpecError(f"std and rescale are positive, got {self.std} and {self.rescale:g}")
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of an input."""
-        size = self.crop or self.resize
-        assert isinstance(size, tuple)
-        return size
-
-    @property
-    def image(self) -> ImageSpec:
-        """Size, mean and std of an input whose pixels were scaled to 0..1."""
-        unit = 255 * self.rescale
-        mean, std = (tuple(v / unit for v in values) for values in (self.mean, self.std))
-        return ImageSpec(*self.size, mean, std)
 
 
 @dataclass(frozen=True)
@@ -106,7 +60,7 @@ class Batches:
     """Images (n, 3, h, w) and labels (n,), `size` at a time, read when they are asked for."""
 
     samples: Samples
-    preprocessing: Preprocessing = Preprocessing()
+    preprocessing: Preprocessing = Preprocessing()  # noqa: RUF009  (frozen)
     size: int = 64
 
     def __post_init__(self) -> None:
@@ -144,16 +98,16 @@ def find_samples(
     order if all 1,000 are there; a number in a file of labels is the class itself.
     """
     place = folder / "val" if (folder / "val").is_dir() else folder
-    entries = _listed(place)
+    entries = listed(place)
     ids = [p.name for p in entries if _ID.fullmatch(p.name) and p.is_dir()]
     if ids:
         order = _order(place, ids, classes)
-        found = [(p, order[name]) for name in ids for p in _pictures(_listed(place / name))]
-    elif named := [(p, m[1]) for p in _pictures(entries) if (m := _NAMED.fullmatch(p.stem))]:
+        found = [(p, order[name]) for name in ids for p in pictures_of(listed(place / name))]
+    elif named := [(p, m[1]) for p in pictures_of(entries) if (m := _NAMED.fullmatch(p.stem))]:
         order = _order(place, sorted({name for _, name in named}), classes)
         found = [(p, order[name]) for p, name in named]
     else:
-        numbered = [p for p in _pictures(entries) if p.name.startswith(_NUMBERED)]
+        numbered = [p for p in pictures_of(entries) if p.name.startswith(_NUMBERED)]
         found = _labelled(place, numbered, classes, labels) if numbered else []
     if not found:
         raise DataError(
@@ -161,38 +115,6 @@ def find_samples(
             f"n01440764, nor pictures {_NUMBERED}*"
         )
     return Samples(tuple(path for path, _ in found), tuple(label for _, label in found))
-
-
-def read_image(path: Path, how: Preprocessing) -> Tensor:
-    """Return an input (3, h, w) of a picture's red, green and blue."""
-    try:
-        with Image.open(path) as file:
-            picture = file.convert("RGB")
-    # Pillow says SyntaxError of a broken chunk.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if how.resize is not None:
-        height, width = _resized(picture, how.resize)
-        picture = picture.resize((width, height), how.resample)
-    if how.crop is not None:
-        height, width = how.crop
-        left, top = (picture.width - width) // 2, (picture.height - height) // 2
-        if min(left, top) < 0:
-            raise DataError(
-                f"{path} has {picture.width}x{picture.height} pixels, fewer than {width}x{height}"
-            )
-        picture = picture.crop((left, top, left + width, top + height))
-    image = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().contiguous()
-    mean, std = (torch.tensor(values)[:, None, None] for values in (how.mean, how.std))
-    return image.mul_(how.rescale).sub_(mean).div_(std)
-
-
-def _resized(picture: Image.Image, to: int | tuple[int, int]) -> tuple[int, int]:
-    """Return height and width of a picture once it is resized."""
-    if not isinstance(to, int):
-        return to
-    shorter = min(picture.size)
-    return to * picture.height // shorter, to * picture.width // shorter
 
 
 def _order(place: Path, ids: Sequence[str], classes: Sequence[str] | None) -> dict[str, int]:
@@ -261,15 +183,3 @@ def _text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path} cannot be read: {reason}") from error
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}") from error
-
-
-def _pictures(paths: Sequence[Path]) -> list[Path]:
-    """Return those that are pictures by name; what begins with a dot is some system's own."""
-    return [p for p in paths if p.suffix.lower() in PICTURES and not p.name.startswith(".")]

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from t3c.compression.hugging_face import load_model
 from t3c.zoo import cifar10
-from t3c.zoo.hugging_face import load_model
 from t3c.zoo.local import data_path, first
 
 SIDE = 224

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from t3c.compression.decoder import Decoder
+from t3c.compression.hugging_face import Loaded, bundled, load_model
 from t3c.errors import ConvertError, DataError
 from t3c.nn.inputs import Inputs
-from t3c.zoo.decoder import Decoder
-from t3c.zoo.hugging_face import Loaded, bundled, load_model
 
 FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
+from t3c.compression.hugging_face import load_model
 from t3c.errors import DataError
-from t3c.zoo.hugging_face import load_model
 from t3c.zoo.local import data_path, first
 
 PADDING = 0

@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Render a measured comparison as one HTML page that needs no network."),
     "certify": ("t3c.cli.certify", "certify",
         "Certify every profile on this engine: epsilon, first order, spectral, worst case."),
+    "compress": ("t3c.cli.compress", "compress",
+        "Compress a trained model: convert, train once, measure, certify and pack it."),
     "convert": ("t3c.cli.convert", "convert",
         "Say what of a model becomes elastic and why not; convert it in memory to prove it."),
     "demo": ("t3c.cli.demo", "demo",

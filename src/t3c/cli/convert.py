@@ -36,10 +36,10 @@ def convert(
     Nothing is written: the model is checked to compute what it did.
     """
     need("torch", "train")
+    from t3c.compression.hugging_face import load_model
     from t3c.convert import ElasticConfig, elasticize_, plan_conversion
     from t3c.report.conversion import print_plan, summarize_plan
     from t3c.spec import Factorization
-    from t3c.zoo.hugging_face import load_model
 
     config = ElasticConfig(
         include=tuple(include or ("*",)),

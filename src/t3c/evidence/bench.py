@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from t3c.artifact.devices import Device
@@ -20,8 +21,8 @@ from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, EngineError
 from t3c.evidence.audit import broken_promises, draw_pairs
-from t3c.evidence.drifts import session_outputs
 from t3c.evidence.int8 import INT8, bytes_on_disk
+from t3c.evidence.quality import MAX_DROP, Judge, Metric, paired_interval
 from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import Runtime
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Profile
@@ -45,17 +46,37 @@ class Drift(Frozen):
 
 
 class Variant(Frozen):
-    """One row of a comparison; `flops` are those of the elastic layers."""
+    """One row of a comparison; `flops` are those of the elastic layers.
+
+    Quality is one of accuracy, perplexity, agreement (answers as the original's) or neighbours
+    (nearest ones as the original's). `below_full_ci95` is the paired interval of how much worse it
+    is than the original, as a share of samples, or in nats a token.
+    """
 
     name: str
     method: str
-    accuracy: float | None
+    accuracy: float | None = None
+    perplexity: float | None = None
+    agreement: float | None = None
+    neighbours: float | None = None
+    below_full_ci95: tuple[float, float] | None = None
     samples: int
     latency_ms: Latency
     size_bytes: int
     params: int | None
     flops: int | None
     drift: Drift
+
+    @property
+    def quality(self) -> float | None:
+        """Return the figure of whichever metric it is judged by."""
+        known = (self.accuracy, self.perplexity, self.agreement, self.neighbours)
+        return next((value for value in known if value is not None), None)
+
+    @property
+    def metric(self) -> Metric | None:
+        """Return what it is judged by."""
+        return next((m for m in Metric if getattr(self, str(m)) is not None), None)
 
 
 class Monotone(Frozen):
@@ -74,17 +95,12 @@ class Result(Frozen):
 
 @dataclass(frozen=True)
 class Data:
-    """Labelled test samples (n, ...), (n,), and samples to calibrate baselines on."""
+    """Test samples (n, ...) of every input with how they are judged, and samples that plain int8
+    is calibrated on."""
 
-    test: Array
-    labels: Array | None
-    calibration: Array
-
-    def __post_init__(self) -> None:
-        if self.labels is not None and self.labels.shape != self.test.shape[:1]:
-            raise DataError(
-                f"test samples of shape {self.test.shape} have labels of shape {self.labels.shape}"
-            )
+    test: tuple[Array, ...]
+    judge: Judge
+    calibration: tuple[Array, ...]
 
 
 def bench(
@@ -93,6 +109,7 @@ def bench(
     data: Data,
     against: Sequence[str] = ("full", "ptq8"),
     *,
+    transformer: bool = False,
     rounds: int = 300,
     checks: int = 1000,
     say: Callable[[str], object] = lambda message: None,
@@ -102,10 +119,8 @@ def bench(
     if not isinstance(engine, OpenVINO):
         raise EngineError(f"baselines run on openvino: a comparison on {engine.name} is not like")
     _refuse_unknown(against)
-    if len(runtime.inputs) != 1:
-        raise DataError("comparisons are made of models with one input")
-    runtime.check(data.calibration)
-    _refuse_known(runtime, runtime.check(data.test))
+    runtime.check(_as_given(data.calibration))
+    _refuse_known(runtime, runtime.check(_as_given(data.test)))
     if not original.is_file():
         raise DataError(f"{original}: no such file: --original names the original model in ONNX")
     raw = original.read_bytes()
@@ -116,7 +131,7 @@ def bench(
     for name in against:
         if name != "full":
             say(f"making {name}")
-            baseline = INT8[name](engine.read(raw), data.calibration)
+            baseline = INT8[name](engine.read(raw), data.calibration, transformer=transformer)
             sessions[name] = engine.compile_read(baseline.model)
             sizes[name], methods[name] = baseline.size_bytes, baseline.method
     profiles = {f"t3c-{profile.name}": profile.name for profile in runtime.chain}
@@ -124,27 +139,26 @@ def bench(
         sessions[name] = runtime.session(profile)
         sizes[name] = runtime.artifact.manifest.size_bytes(profile)
         methods[name] = "a profile of the artifact"
-    say(f"answering {len(data.test)} test samples with {len(sessions)} variants")
-    answers = {name: session_outputs(session, [data.test]) for name, session in sessions.items()}
+    count = len(data.test[0])
+    say(f"answering {count} test samples with {len(sessions)} variants")
+    losses, drifts = _scored(sessions, data)
     say(f"timing {len(sessions)} variants in turns")
-    times = time_sessions(sessions, [data.test[:1]], rounds)
+    times = time_sessions(sessions, [value[:1] for value in data.test], rounds)
     wanted = [n for n in sessions if n in profiles or n in against]
     variants = tuple(
-        Variant(
-            name=name,
-            method=methods[name],
-            accuracy=_accuracy(answers[name], data.labels),
-            samples=len(data.test),
-            latency_ms=times[name],
-            size_bytes=sizes[name],
-            params=_params(runtime, profiles.get(name)),
-            flops=_flops(runtime, profiles.get(name)),
-            drift=_drift(
-                runtime, profiles.get(name), relative_drift(answers[name], answers["full"])
-            ),
+        Variant.model_validate(
+            {
+                "name": name, "method": methods[name], "samples": count,
+                str(data.judge.metric): data.judge.value(losses[name]),
+                "below_full_ci95": paired_interval(losses[name], losses["full"]),
+                "latency_ms": times[name], "size_bytes": sizes[name],
+                "params": _params(runtime, profiles.get(name)),
+                "flops": _flops(runtime, profiles.get(name)),
+                "drift": _drift(runtime, profiles.get(name), drifts[name]),
+            }
         )
         for name in wanted
-    )
+    )  # fmt: skip
     pairs = draw_pairs(runtime, checks, seed=0)
     violations = sum(bool(broken_promises(runtime, tight, loose)) for tight, loose in pairs)
     return Result(
@@ -178,8 +192,29 @@ def _refuse_known(runtime: Runtime, test: Sequence[Array]) -> None:
         refuse_overlap({name: keys, "test": tested})
 
 
-def _accuracy(outputs: Array, labels: Array | None) -> float | None:
-    return None if labels is None else float((outputs.argmax(axis=-1) == labels).mean())
+def _as_given(arrays: Sequence[Array]) -> Array | tuple[Array, ...]:
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def _scored(
+    sessions: Mapping[str, Session], data: Data
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return the losses and the drifts (n,) of each session, asked one sample at a time."""
+    running = data.judge.metric is Metric.PERPLEXITY  # logits of all texts are too large to hold
+    kept: dict[str, list[Array]] = {name: [] for name in sessions}
+    drifts: dict[str, list[Array]] = {name: [] for name in sessions}
+    for row in range(len(data.test[0])):
+        one = [np.ascontiguousarray(value[row : row + 1]) for value in data.test]
+        outputs = {name: session.run(one)[0] for name, session in sessions.items()}
+        for name, output in outputs.items():
+            drifts[name].append(relative_drift(output, outputs["full"]))
+            if running:
+                output = data.judge.at(slice(row, row + 1)).losses(output, outputs["full"])
+            kept[name].append(output)
+    whole = {name: np.concatenate(parts) for name, parts in kept.items()}
+    if not running:
+        whole = {name: data.judge.losses(values, whole["full"]) for name, values in whole.items()}
+    return whole, {name: np.concatenate(parts) for name, parts in drifts.items()}
 
 
 def _drift(runtime: Runtime, profile: str | None, drifts: Array) -> Drift:
@@ -222,9 +257,15 @@ def _params(runtime: Runtime, name: str | None) -> int:
 
 
 def read_data(path: Path, calibration: Path) -> Data:
-    """Test data from an .npz with `x` and, if there are labels, `y`; calibration with `x`."""
+    """Read test data from an .npz with `x` and, if there are labels, `y`; calibration with `x`."""
     test, other = read_arrays(path), read_arrays(calibration)
     for arrays, where in ((test, path), (other, calibration)):
         if "x" not in arrays:
             raise DataError(f"{where}: no array x: it holds {', '.join(arrays)}")
-    return Data(test["x"], test.get("y"), other["x"])
+    labels = test.get("y")
+    if labels is not None and labels.shape != test["x"].shape[:1]:
+        raise DataError(
+            f"{path}: samples of shape {test['x'].shape} have labels of shape {labels.shape}"
+        )
+    metric = Metric.AGREEMENT if labels is None else Metric.ACCURACY
+    return Data((test["x"],), Judge(metric, MAX_DROP[metric], labels), (other["x"],))

@@ -31,14 +31,14 @@ class Int8:
     size_bytes: int
 
 
-def ptq8(model: ov.Model, samples: Array, *, transformer: bool = False) -> Int8:
-    """Quantize weights and activations, calibrated on samples (n, ...)."""
+def ptq8(model: ov.Model, samples: Array | Sequence[Array], *, transformer: bool = False) -> Int8:
+    """Quantize weights and activations, calibrated on samples (n, ...) of every input."""
     made = quantize(model, samples, transformer=transformer)
     method = "NNCF post-training quantization, 8 bits" + (", weights 7" if saturates() else "")
     return Int8(made, method, bytes_on_disk(made))
 
 
-def ptq8w(model: ov.Model, samples: Array, *, transformer: bool = False) -> Int8:
+def ptq8w(model: ov.Model, samples: Array | Sequence[Array], *, transformer: bool = False) -> Int8:
     """Quantize weights alone: what one would use where int8 kernels are slow."""
     made = quantize(model, samples, activations="float", transformer=transformer)
     return Int8(made, "NNCF weight compression, 8 bits", bytes_on_disk(made))
@@ -49,18 +49,21 @@ INT8: dict[str, Callable[..., Int8]] = {"ptq8": ptq8, "ptq8w": ptq8w}
 
 def quantize(
     model: ov.Model,
-    samples: Array,
+    samples: Array | Sequence[Array],
     *,
     activations: Activations = "int8",
     transformer: bool = False,
 ) -> ov.Model:
     """Return the model in 8 bits; NNCF has a scheme of its own for a `transformer`."""
     nncf = nncf_library()
-    ids, *states = model.inputs
+    given = [samples] if isinstance(samples, np.ndarray) else list(samples)
+    ports, states = model.inputs[: len(given)], model.inputs[len(given) :]
     if not states:
-        model.reshape({ids: [-1, *samples.shape[1:]]})
+        shapes = zip(ports, given, strict=True)
+        model.reshape({port: [-1, *value.shape[1:]] for port, value in shapes})
     empty = [_empty(state) for state in states]
-    batches = [(sample[None], *empty) if empty else sample[None] for sample in samples]
+    rows = [[value[row : row + 1] for value in given] for row in range(len(given[0]))]
+    batches = [(*row, *empty) if len(row) + len(empty) > 1 else row[0] for row in rows]
     with quiet():
         if activations == "float":
             return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)

@@ -45,6 +45,10 @@ PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
 RANGE_SAMPLES = 16  # set the ranges that candidates are timed with
 
 
+# Chooses among a draft's profiles, by their table: the name of each that is to be shipped.
+Place = Callable[[Draft, DeviceTable], Mapping[str, str]]
+
+
 @dataclass(frozen=True)
 class Exported:
     """What was written, what was measured on the way, and why other things were not shipped.
@@ -84,6 +88,8 @@ def export(
     tokenizer: Any = None,
     text: TextSpec | None = None,
     timed: Timed | None = None,
+    ranges: Inputs | None = None,
+    place: Place | None = None,
     say: Callable[[str], object] = lambda message: None,
     watch: Watch = lambda what, done, total: None,
 ) -> Exported:
@@ -95,10 +101,12 @@ def export(
     batch, `{"input_ids": {1: "sequence"}}`; what is measured is measured at the example's sizes.
     `tokenizer` is a tokenizer.json, a folder that has one, or a fast tokenizer of Hugging Face,
     which also says what texts begin with and end at if `text` does not. `timed` are layer times
-    that `time_points` measured before, with the same configuration.
+    that `time_points` measured before, with the same configuration. `ranges` are samples of their
+    own for ranges and allocation: all of `calibration` then makes certificates. `place` chooses
+    among the measured candidates in place of the rule by time and size.
     """
     config, path = config or ExportConfig(), Path(path)
-    parts = split(_checked(calibration, model), config)
+    parts = split(_checked(calibration, model), config, ranges)
     engine = open_engine(config.engine, config.threads)
     kept, own = (None, None) if tokenizer is None else read_tokenizer(tokenizer)
     with evaluating(model), staged(path) as folder:
@@ -125,7 +133,12 @@ def export(
         packed = content.pack(described, candidates)
         say(f"timing {len(candidates.profiles)} candidate profiles")
         few = select(parts.quantizer, slice(0, RANGE_SAMPLES))
-        chosen, pruned = choose(candidates, content.ranged(packed, few), bench)
+        draft = content.ranged(packed, few if place is None else parts.quantizer)
+        if place is None:
+            chosen, pruned = choose(candidates, draft, bench)
+        else:
+            table = bench.calibrated(draft, quick=True)
+            chosen, pruned = candidates.renamed(place(draft, table)), ()
         shipped = _shipped(folder, model, packed, chosen, parts.quantizer, bench, say)
         say(f"certifying on {len(tensors(parts.scores)[0])} samples")
         ledger = _certified(model, shipped.runtime, parts, config, watch, free)
@@ -264,21 +277,22 @@ def _checked(calibration: Iterable[Any], model: nn.Module) -> Inputs:
     return samples
 
 
-def split(samples: Inputs, config: ExportConfig) -> Parts:
+def split(samples: Inputs, config: ExportConfig, ranges: Inputs | None = None) -> Parts:
     """A sixth for the quantizers, a sixth to scale the certificates, the rest to score them.
 
-    Copies of one sample stay in one part, so that no two parts share any.
+    Copies of one sample stay in one part, so that no two parts share any. Where `ranges` are
+    given, the quantizers have these, and the samples make certificates alone.
     """
     count, delta = len(tensors(samples)[0]), config.certificate.delta
-    needed = least_samples(delta)
-    least = next(n for n in itertools.count(3) if n - 2 * max(1, n // 6) >= needed)
+    needed, parts = least_samples(delta), 1 if ranges is not None else 2
+    least = next(n for n in itertools.count(3) if n - parts * max(1, n // 6) >= needed)
     if count < least:
         raise DataError(
             f"{count} calibration samples are too few for delta={delta:g}: "
             f"at least {least} are needed"
         )
     sixth = max(1, count // 6)
-    shares = [size / count for size in (sixth, sixth, count - 2 * sixth)]
-    found = split_unique(sample_keys(arrays(samples)), shares, config.seed)
-    quantizer, scaling, scores = (select(samples, torch.from_numpy(part)) for part in found)
-    return Parts(quantizer, scaling, scores)
+    shares = [size / count for size in (*[sixth] * parts, count - parts * sixth)]
+    indices = split_unique(sample_keys(arrays(samples)), shares, config.seed)
+    found = [select(samples, torch.from_numpy(part)) for part in indices]
+    return Parts(*found) if ranges is None else Parts(ranges, *found)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from t3c.errors import DataError
 
+LABELS = ("labels", "label")  # what a batch's target is called where batches are mappings
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 
 
@@ -58,7 +59,13 @@ def join(parts: Sequence[Inputs]) -> Inputs:
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
-    """(inputs, target) of a loader's batch, which is `inputs` or a pair `(inputs, target)`."""
+    """Return (inputs, target) of a loader's batch.
+
+    A batch is `inputs`, a pair `(inputs, target)`, or a mapping of inputs with the target under
+    `labels` or `label`, as Hugging Face's loaders yield them.
+    """
+    if isinstance(batch, Mapping) and (name := next((n for n in LABELS if n in batch), None)):
+        return {key: value for key, value in batch.items() if key != name}, batch[name]
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
         return _as_inputs(batch[0]), None
     if isinstance(batch, (tuple, list)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
@@ -14,8 +15,8 @@ from t3c.report.terminal import cell
 STYLE = "\n" + (resources.files("t3c.report") / "page.css").read_text()
 
 
-def render_report(result: Result, artifact: Artifact) -> str:
-    """One self-contained HTML page."""
+def render_report(result: Result, artifact: Artifact, choices: Sequence[str] = ()) -> str:
+    """Render one self-contained HTML page; `choices` are sentences on what was measured."""
     model, device = artifact.manifest.model, result.device
     test = max(v.samples for v in result.variants)
     figures = [_speed_figure(result), _drift_figure(result)]
@@ -30,12 +31,13 @@ def render_report(result: Result, artifact: Artifact) -> str:
                 f'<p class="soft">One artifact of {artifact.size_on_disk() / 1e6:.2f} MB, '
                 f"{len(artifact.manifest.profiles)} profiles. Measured at batch 1 on "
                 f"{escape(device.cpu)}, {escape(device.engine)} {escape(device.engine_version)}, "
-                f"{device.threads} threads, all variants in turns in one process; accuracy and "
+                f"{device.threads} threads, all variants in turns in one process; quality and "
                 f"drift on {test} test samples.</p>"
             ),
             f'<div class="charts">{"".join(figures)}</div>',
             "<h2>Variants</h2>",
             _variant_table(result),
+            _choice_list(choices),
             "<h2>Layers: rank and bits per profile</h2>",
             (
                 '<p class="soft">Rank, then bits; the shade is the share of the layer\'s full '
@@ -50,7 +52,7 @@ def render_report(result: Result, artifact: Artifact) -> str:
 def _speed_figure(result: Result) -> str:
     ours = [v for v in result.variants if v.name.startswith("t3c-")]
     others = [v for v in result.variants if v not in ours]
-    rated = [v for v in result.variants if v.accuracy is not None]
+    rated = [v for v in result.variants if v.quality is not None]
     if not rated:
         return ""
     series = [
@@ -64,16 +66,16 @@ def _speed_figure(result: Result) -> str:
         ),
     ]  # fmt: skip
     x = Axis.around("p50 latency, ms (bar: 95% interval)", [v.latency_ms.p50 for v in rated], 0.0)
-    y = Axis.around("accuracy", [v.accuracy for v in rated if v.accuracy is not None])
-    return _figure(
-        "Accuracy against latency", chart("Accuracy against latency", x, y, series), series
-    )
+    metric = str(rated[0].metric)
+    y = Axis.around(metric, [v.quality for v in rated if v.quality is not None])
+    title = f"{metric.capitalize()} against latency"
+    return _figure(title, chart(title, x, y, series), series)
 
 
 def _speed_point(variant: Variant) -> Point:
     label = variant.name.removeprefix("t3c-")
-    assert variant.accuracy is not None
-    return Point(variant.latency_ms.p50, variant.accuracy, label, variant.latency_ms.ci95)
+    assert variant.quality is not None
+    return Point(variant.latency_ms.p50, variant.quality, label, variant.latency_ms.ci95)
 
 
 def _drift_figure(result: Result) -> str:
@@ -105,15 +107,16 @@ def _figure(caption: str, drawing: str, series: list[Series]) -> str:
 
 
 def _variant_table(result: Result) -> str:
-    base = next((v for v in result.variants if v.name == "ptq8"), result.variants[0])
+    base = next((v for v in result.variants if v.name.startswith("ptq8")), result.variants[0])
     head = (
-        "variant", "accuracy", "p50 ms", "p90 ms", f"p50 / {base.name}", "size MB",
+        "variant", str(base.metric or "quality"), "p50 ms", "p90 ms", f"p50 / {base.name}",
+        "size MB",
         f"size / {base.name}", "MFLOP", "mean drift", "epsilon", "coverage",
     )  # fmt: skip
     rows = [
         (
             v.name,
-            cell(v.accuracy, ".3f"),
+            cell(v.quality, ".3f"),
             f"{v.latency_ms.p50:.3f}",
             f"{v.latency_ms.p90:.3f}",
             f"{v.latency_ms.p50 / base.latency_ms.p50:.2f}",
@@ -147,6 +150,13 @@ def _layer_table(artifact: Artifact) -> str:
             )
         rows.append(cells)
     return _table(("layer", "weight", *(p.name for p in manifest.profiles)), rows)
+
+
+def _choice_list(choices: Sequence[str]) -> str:
+    if not choices:
+        return ""
+    items = "".join(f"<li>{escape(choice)}</li>" for choice in choices)
+    return f"<h2>Choices made by measuring</h2><ul>{items}</ul>"
 
 
 def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:

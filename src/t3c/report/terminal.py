@@ -274,11 +274,12 @@ def print_conditions(conditions: Conditions, console: Console) -> None:
 def print_variants(result: Result) -> None:
     """Print a comparison as a table."""
     table = Table()
-    for title in ("variant", "accuracy", "p50 ms", "p90 ms", "MB", "drift", "epsilon", "covered"):
+    metric = str(result.variants[0].metric or "quality")
+    for title in ("variant", metric, "p50 ms", "p90 ms", "MB", "drift", "epsilon", "covered"):
         table.add_column(title, no_wrap=True, justify="left" if title == "variant" else "right")
     for v in result.variants:
         table.add_row(
-            v.name, cell(v.accuracy, ".3f"), f"{v.latency_ms.p50:.3f}", f"{v.latency_ms.p90:.3f}",
+            v.name, cell(v.quality, ".3f"), f"{v.latency_ms.p50:.3f}", f"{v.latency_ms.p90:.3f}",
             f"{v.size_bytes / 1e6:.3f}", cell(v.drift.mean, ".4f"), cell(v.drift.epsilon, ".4f"),
             cell(v.drift.coverage, ".3f"),
         )  # fmt: skip

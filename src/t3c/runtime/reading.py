@@ -65,12 +65,15 @@ def read_arrays(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    loaded = _load(path)
-    if not hasattr(loaded, "files"):
-        raise DataError(f"{path}: not an .npz file")
     try:
-        return {name: loaded[name] for name in loaded.files}
-    except (ValueError, MemoryError, zipfile.BadZipFile, OSError) as error:
+        with path.open("rb") as file:  # numpy leaves it open where the archive is cut off
+            loaded = np.load(file, allow_pickle=False)
+            if not hasattr(loaded, "files"):
+                raise DataError(f"{path}: not an .npz file")
+            return {name: loaded[name] for name in loaded.files}
+    except DataError:
+        raise
+    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile, OSError) as error:
         raise DataError(f"{path}: not readable: {error}") from error
 
 

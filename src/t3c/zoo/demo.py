@@ -13,6 +13,7 @@ from PIL import Image
 from t3c.convert import elasticize_
 from t3c.evidence.bench import Data, Result, bench
 from t3c.evidence.original import write_original
+from t3c.evidence.quality import MAX_DROP, Judge, Metric
 from t3c.exporter import export
 from t3c.runtime.remarks import Remark
 from t3c.runtime.runtime import load
@@ -96,7 +97,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     ]
     asked = []
     for budget in budgets:
-        answer = runtime.answer(arrays.test[:1], budget)
+        answer = runtime.answer(arrays.test[0][:1], budget)
         asked.append(
             Asked(
                 _describe(budget), answer.profile, CLASSES[int(answer.output.argmax())],
@@ -110,15 +111,16 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
 def write_files(out: Path, digits: Digits) -> None:
     """What `t3c bench`, `t3c certify` and `t3c run` need beside the artifact: data, a picture."""
     data = _data(digits)
-    np.savez_compressed(out / "test.npz", x=data.test, y=digits.test[1].numpy())
-    np.savez_compressed(out / "calibration.npz", x=data.calibration)
-    pixels = (data.test[0, 0] * IMAGE.std[0] + IMAGE.mean[0]).clip(0, 1) * 255
+    np.savez_compressed(out / "test.npz", x=data.test[0], y=digits.test[1].numpy())
+    np.savez_compressed(out / "calibration.npz", x=data.calibration[0])
+    pixels = (data.test[0][0, 0] * IMAGE.std[0] + IMAGE.mean[0]).clip(0, 1) * 255
     Image.fromarray(pixels.round().astype(np.uint8)).save(out / "digit.png")
 
 
 def _data(digits: Digits) -> Data:
     test, labels = (t.numpy() for t in digits.test)
-    return Data(test, labels, digits.train[0][:300].numpy())
+    judge = Judge(Metric.ACCURACY, MAX_DROP[Metric.ACCURACY], labels)
+    return Data((test,), judge, (digits.train[0][:300].numpy(),))
 
 
 def _describe(budget: Budget) -> str:

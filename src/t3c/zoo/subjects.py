@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from t3c.compression.decoder import Decoder
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, trimmed
 from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import digits as digit
-from t3c.zoo.decoder import Decoder
 from t3c.zoo.text import BOS, stories15m, stories_folder, stories_ids, stories_tokens
 
 Labelled = tuple[Tensor, Tensor]

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from t3c.compression.hugging_face import load_model
 from t3c.errors import DataError, MissingExtraError
-from t3c.zoo.hugging_face import load_model
 from t3c.zoo.local import data_path, read_text
 
 BOS = 1

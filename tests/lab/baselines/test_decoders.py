@@ -9,8 +9,8 @@ import torch
 from lab.baselines import BASELINES, Baseline, Task
 from lab.baselines.finetune import Training, looked_up, to_openvino, weighted
 from lab.baselines.layers import weight_layers
+from t3c.compression.decoder import Decoder
 from t3c.engines.openvino import OpenVINO
-from t3c.zoo.decoder import Decoder
 
 transformers = pytest.importorskip("transformers")
 ENGINE = OpenVINO(1)

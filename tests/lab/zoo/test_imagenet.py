@@ -16,7 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from lab.zoo import imagenet, imagenet_sample
-from lab.zoo.imagenet import Batches, Preprocessing, Samples, find_samples, read_image
+from lab.zoo.imagenet import Batches, Samples, find_samples
+from t3c.compression import pictures
+from t3c.compression.pictures import Preprocessing, read_image
 from t3c.errors import DataError, SpecError
 from t3c.zoo import local
 
@@ -285,7 +287,7 @@ def test_both_sides_are_squeezed(tmp_path: Path) -> None:
 def test_the_longer_side_keeps_its_share(
     size: tuple[int, int], to: int, expected: tuple[int, int]
 ) -> None:
-    assert imagenet._resized(Image.new("L", size), to) == expected
+    assert pictures._resized(Image.new("L", size), to) == expected
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1"])

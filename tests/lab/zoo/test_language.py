@@ -12,9 +12,9 @@ import torch
 from lab.zoo import language
 from lab.zoo.glue import encode
 from lab.zoo.language import load_decoder, load_encoder
+from t3c.compression.decoder import Decoder
 from t3c.errors import DataError
 from t3c.nn.inputs import call
-from t3c.zoo.decoder import Decoder
 from t3c.zoo.local import data_path
 
 transformers = pytest.importorskip("transformers")

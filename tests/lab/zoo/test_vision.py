@@ -15,8 +15,9 @@ from PIL import Image
 
 from lab.subjects import SUBJECTS
 from lab.zoo import imagenet_sample
-from lab.zoo.imagenet import Batches, Preprocessing, find_samples, read_image
-from lab.zoo.vision import KNOWN, RAW, VISION, load_vision, read_preprocessing
+from lab.zoo.imagenet import Batches, find_samples
+from lab.zoo.vision import KNOWN, RAW, VISION, load_vision
+from t3c.compression.pictures import Preprocessing, read_image, read_preprocessing
 from t3c.errors import DataError
 from t3c.zoo import local
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.stages import RESULT, Stages
+from t3c.compression.stages import RESULT, Stages
 from t3c.errors import DataError
 from t3c.files import locked
 

@@ -1,0 +1,94 @@
+"""Candidates and plain int8 on one engine: quality on samples, time in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from t3c.artifact.devices import DeviceTable
+from t3c.artifact.reader import Artifact
+from t3c.compression.place import Candidate, Placed, Plain, place
+from t3c.device.execution import example_inputs, execution_of
+from t3c.device.machine import describe
+from t3c.device.measured import time_sessions
+from t3c.engines import Engine, Session
+from t3c.engines.openvino import OpenVINO
+from t3c.engines.protocol import Array
+from t3c.evidence.int8 import Int8, ptq8, ptq8w
+from t3c.evidence.quality import Run, Scorer
+
+ROUNDS = 60
+Watch = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True)
+class PlainInt8:
+    """Plain int8 by NNCF, compiled on the engine that profiles run on."""
+
+    made: Int8
+    session: Session
+
+
+def plain_int8(
+    engine: Engine,
+    original: onnx.ModelProto,
+    samples: list[Array],
+    *,
+    transformer: bool,
+    weight_only: bool,
+) -> PlainInt8 | None:
+    """Quantize the original as one would without T3C; None where that engine is not OpenVINO."""
+    if not isinstance(engine, OpenVINO):
+        return None
+    make = ptq8w if weight_only else ptq8
+    made = make(engine.read(original.SerializeToString()), samples, transformer=transformer)
+    return PlainInt8(made, engine.compile_read(made.model))
+
+
+def run_of(session: Session) -> Run:
+    """Return a session as a function of inputs that gives its first output."""
+    return lambda inputs: session.run(inputs)[0]
+
+
+@dataclass
+class Placing:
+    """Places the profiles of a draft by quality; keeps what it saw for the report."""
+
+    engine: Engine
+    scorer: Scorer
+    plain: PlainInt8 | None
+    watch: Watch
+    placed: Placed | None = None
+
+    def __call__(self, draft: Artifact, table: DeviceTable) -> Mapping[str, str]:
+        bits = describe(self.engine).weight_bits
+        chain = list(draft.manifest.chain)
+        sessions, losses = {}, {}
+        for index, profile in enumerate(chain):
+            self.watch("judging candidates", index, len(chain) + 1)
+            graph = execution_of(draft, table, profile).graph(draft, bits)
+            sessions[profile.name] = self.engine.compile(graph)
+            run = run_of(sessions[profile.name])
+            losses[profile.name] = self.scorer.losses(run, expected=True)
+        self.watch("judging candidates", len(chain), len(chain) + 1)
+        if self.plain is not None:
+            sessions[""] = self.plain.session
+            losses[""] = self.scorer.losses(run_of(self.plain.session), expected=True)
+        times = time_sessions(sessions, example_inputs(draft), ROUNDS)
+        candidates = [
+            Candidate(p.name, times[p.name].p50, draft.manifest.size_bytes(p.name), losses[p.name])
+            for p in chain
+        ]
+        beside = None
+        if self.plain is not None:
+            beside = Plain(times[""].p50, self.plain.made.size_bytes, losses[""])
+        self.placed = place(candidates, self._reference(losses), self.scorer.judge.limit, beside)
+        return {candidate: name for name, candidate in self.placed.profiles}
+
+    def _reference(self, losses: Mapping[str, Array]) -> Array:
+        """Return the losses that a drop counts from: the original's, or plain int8's."""
+        if self.scorer.judge.beyond_int8 and "" in losses:
+            return losses[""]
+        return self.scorer.original_losses()

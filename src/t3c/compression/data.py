@@ -1,0 +1,171 @@
+"""Samples of a model's inputs with their labels, and how they are split by content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from t3c.certify.slices import sample_keys
+from t3c.errors import DataError
+from t3c.nn.inputs import Inputs, check_finite, join, select, split_batch, tensors
+
+MOST_BYTES = 6 << 30  # of samples held in memory at once
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples (n, ...) of every input, and labels (n, ...) where they are known."""
+
+    inputs: Inputs
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        counts = {len(value) for value in tensors(self.inputs)}
+        if self.labels is not None:
+            counts.add(len(self.labels))
+        if len(counts) != 1 or not max(counts):
+            raise DataError(f"the data has no samples, or parts of different length: {counts}")
+        check_finite(self.inputs, "the data")
+
+    def __len__(self) -> int:
+        return len(tensors(self.inputs)[0])
+
+    @property
+    def bytes(self) -> int:
+        return sum(value.numel() * value.element_size() for value in tensors(self.inputs))
+
+    def at(self, index: Tensor | slice) -> Data:
+        """Return the samples at some places."""
+        labels = None if self.labels is None else self.labels[index]
+        return Data(select(self.inputs, index), labels)
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return the inputs as a runtime takes them."""
+        return [value.detach().cpu().contiguous().numpy() for value in tensors(self.inputs)]
+
+    def keys(self) -> list[str]:
+        """Return a hash of each sample's inputs: equal keys are equal samples."""
+        return sample_keys(self.arrays())
+
+    def batches(self, size: int) -> list[tuple[Inputs, Tensor] | Inputs]:
+        """Return the samples in order, in batches of at most `size`, with labels if there are."""
+        found: list[tuple[Inputs, Tensor] | Inputs] = []
+        for start in range(0, len(self), size):
+            part = self.at(slice(start, start + size))
+            found.append(part.inputs if part.labels is None else (part.inputs, part.labels))
+        return found
+
+
+def joined(parts: Sequence[Data]) -> Data:
+    """Return several parts as one; labels are kept where every part has them."""
+    labels = [part.labels for part in parts if part.labels is not None]
+    whole = torch.cat(labels) if len(labels) == len(parts) else None
+    return Data(join([part.inputs for part in parts]), whole)
+
+
+def gathered(batches: Any) -> Data:
+    """Read Python data into memory: a Data, a batch, or an iterable of batches or samples.
+
+    A batch is inputs, (inputs, labels), or a mapping with `labels` in it; whatever yields more
+    than fits into 6 GiB is refused.
+    """
+    if isinstance(batches, Data):
+        return batches
+    if isinstance(batches, Tensor | np.ndarray | Mapping):
+        return _batch(batches)
+    if not hasattr(batches, "__iter__"):
+        raise DataError(
+            f"data is a folder, a file, or batches of inputs, got {type(batches).__name__}"
+        )
+    parts: list[Data] = []
+    held = 0
+    for batch in batches:
+        parts.append(_batch(batch))
+        held += parts[-1].bytes
+        if held > MOST_BYTES:
+            raise DataError(
+                f"the data takes more than {MOST_BYTES >> 30} GiB: give fewer samples, "
+                "such as itertools.islice(loader, 100)"
+            )
+    if not parts:
+        raise DataError("the data is empty: an iterator that was read before has nothing left")
+    return joined(parts)
+
+
+def _batch(batch: Any) -> Data:
+    """Read one batch, or one sample of a data set that yields a mapping of lists."""
+    if isinstance(batch, Mapping):
+        batch = {name: _tensor(value) for name, value in batch.items()}
+    elif isinstance(batch, np.ndarray):
+        batch = torch.from_numpy(batch)
+    inputs, labels = split_batch(batch)
+    return Data(inputs, labels)
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+
+
+# The parts a data set is split into, in order, with the share of samples each gets. `test` is
+# first in line: what was never used is what a reader asks for. Training has all that is left.
+SHARES = {"test": 0.2, "certificate": 0.2, "placement": 0.2, "ranges": 0.06}
+MOST = {"test": 2000, "certificate": 1000, "placement": 1000, "ranges": 256}
+LEAST = {"test": 30, "certificate": 40, "placement": 30, "ranges": 8}
+TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Disjoint parts of a data set: no two share a sample, copies of one stay together."""
+
+    train: Data
+    ranges: Data
+    placement: Data
+    certificate: Data
+    test: Data
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many samples each part has."""
+        return {name: len(getattr(self, name)) for name in (TRAIN, *SHARES)}
+
+
+def split(data: Data, test: Data | None = None) -> Parts:
+    """Split by content hash: a sample is in the same part whatever the order of the files.
+
+    With a `test` set of its own nothing is held out of the data for it, and samples of it that
+    are in the data too are left out of all other parts.
+    """
+    keys = data.keys()
+    places: dict[str, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    if test is not None:
+        for known in set(test.keys()) & set(places):
+            del places[known]
+    order = sorted(places, key=lambda key: hashlib.sha256(key.encode()).digest())
+    shares = {name: share for name, share in SHARES.items() if test is None or name != "test"}
+    needed = sum(LEAST[name] for name in shares) + LEAST["ranges"]
+    if len(order) < needed:
+        raise DataError(
+            f"{len(order)} different samples are too few to train, place, certify and test on: "
+            f"at least {needed} are needed"
+        )
+    found: dict[str, Data] = {} if test is None else {"test": test}
+    start = 0
+    for name, share in shares.items():
+        count = min(MOST[name], max(LEAST[name], round(share * len(order))))
+        found[name] = _taken(data, places, order[start : start + count])
+        start += count
+    found[TRAIN] = _taken(data, places, order[start:])
+    return Parts(**found)
+
+
+def _taken(data: Data, places: Mapping[str, Sequence[int]], keys: Sequence[str]) -> Data:
+    return data.at(torch.tensor([place for key in keys for place in places[key]]))

@@ -1,0 +1,135 @@
+"""`t3c.compress`: from a trained model and data to the best artifact of it, in one call."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from t3c.artifact.reader import Artifact
+from t3c.compression.choice import Choice
+from t3c.compression.data import Data, split
+from t3c.compression.measure import ARTIFACT, measure, write_beside
+from t3c.compression.pipeline import Compression, Options
+from t3c.compression.plan import plan_run
+from t3c.compression.reading import read_data
+from t3c.compression.source import open_source
+from t3c.compression.stages import Stages
+from t3c.errors import ArtifactError, SpecError
+from t3c.evidence.bench import Result, Variant
+from t3c.files import locked, replacing, writing
+from t3c.report.progress import Show
+
+WORK = ".work"
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What was made and measured: the artifact, the table on test samples, every choice."""
+
+    path: Path
+    result: Result
+    choices: tuple[Choice, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        plain = next((v for v in self.result.variants if v.name.startswith("ptq8")), None)
+        told = [f"{self.path}: {Artifact(self.path).size_on_disk() / 1e6:.1f} MB on disk"]
+        for variant in self.result.variants:
+            if variant.name in ("full", "ptq8", "ptq8w", "t3c-tiny", "t3c-med", "t3c-max"):
+                told.append(_line(variant, plain))
+        return "\n".join(told)
+
+
+def _line(variant: Variant, plain: Variant | None) -> str:
+    quality = "" if variant.quality is None else f"{variant.metric} {variant.quality:.4g}"
+    p50 = variant.latency_ms.p50
+    beside = "" if plain is None else f" ({p50 / plain.latency_ms.p50:.2f} of int8)"
+    size = variant.size_bytes / 1e6
+    return f"{variant.name:9} {quality:18} {p50:.3f} ms{beside}, {size:.2f} MB"
+
+
+def compress(
+    model: str | Path | nn.Module,
+    data: Any,
+    out: str | Path,
+    *,
+    test: Any = None,
+    example: Any = None,
+    minutes: float = 30.0,
+    max_drop: float | None = None,
+    length: int | None = None,
+    engine: str = "openvino",
+    threads: int | None = None,
+    seed: int = 3407,
+    fresh: bool = False,
+    progress: bool = True,
+) -> Compressed:
+    """Make the best artifact of a trained model: convert, train once, measure, certify, pack.
+
+    `model` is a Hugging Face folder or hub name, `file.py:function` that returns a module and an
+    example, or a module. `data` is a folder of images, a CSV, TSV or JSONL of texts, a text file,
+    an .npz with x and y, or batches; `test` is a set of its own to judge on, else a fifth of the
+    data. `minutes` is the whole run. `max_drop` is what the profile `med` may lose; by default
+    0.005 of accuracy, or what suits the task. Texts have `length` tokens. Work is kept in
+    `OUT.work`: the same call goes on where it was stopped, `fresh` starts anew.
+
+    >>> made = t3c.compress("resnet-50/", "images/", "resnet.t3c", minutes=60)  # doctest: +SKIP
+    >>> print(made)  # doctest: +SKIP
+    """
+    started = time.monotonic()
+    out = Path(out)
+    _check_asked(out, minutes, max_drop, length)
+    work = out.with_name(out.name + WORK)
+    with Show(progress) as show, locked(work, error=ArtifactError):
+        if fresh:
+            shutil.rmtree(work, ignore_errors=True)
+        with writing(work, ArtifactError):
+            work.mkdir(parents=True, exist_ok=True)
+        show.say(f"loading {model if isinstance(model, str | Path) else type(model).__name__}")
+        given = data if isinstance(data, str | Path | Data) or example is not None else list(data)
+        source = open_source(model, _first(given) if example is None else example)
+        for note in source.notes:
+            show.say(f"{source.name}: {note}")
+        show.say("reading data")
+        samples = read_data(source, given, length=length, watch=show.watch)
+        held = None if test is None else read_data(source, test, length=length, watch=show.watch)
+        parts = split(samples, held)
+        plan = plan_run(source, parts, minutes, time.monotonic() - started)
+        for line in plan.lines():
+            show.say(line)
+        options = Options(minutes, max_drop, length, engine, threads, seed)
+        run = Compression(source, parts, options, Stages(work, show.say), show, plan)
+        exported = run.run()
+        measured = run.stages.run(
+            "measure", {"of": exported.key}, lambda folder: measure(run, exported.folder)
+        )
+        result = Result.model_validate(measured.result["result"])
+        with writing(out, ArtifactError), replacing(out) as staging:
+            shutil.copytree(exported.folder / ARTIFACT, staging, dirs_exist_ok=True)
+        result = result.model_copy(update={"artifact": str(out)})
+        write_beside(run, exported, result, out)
+        seconds = time.monotonic() - started
+        show.say(f"done: {out} in {seconds / 60:.1f} minutes")
+    return Compressed(out, result, tuple(run.choices), seconds)
+
+
+def _check_asked(out: Path, minutes: float, max_drop: float | None, length: int | None) -> None:
+    """Refuse what cannot be done before anything is read."""
+    if out.exists():
+        raise ArtifactError(f"{out} exists: name another with --out, or remove it")
+    if not minutes >= 1:
+        raise SpecError(f"minutes must be at least 1, got {minutes:g}")
+    if max_drop is not None and not 0 < max_drop < 1:
+        raise SpecError(f"max_drop must be between 0 and 1, such as 0.005, got {max_drop:g}")
+    if length is not None and length < 2:
+        raise SpecError(f"length must be at least 2 tokens, got {length}")
+
+
+def _first(data: Any) -> Any:
+    """Return the first batch of Python data, as an example of a module's inputs."""
+    return None if isinstance(data, str | Path) or not data else next(iter(data), None)

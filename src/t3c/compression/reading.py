@@ -1,0 +1,172 @@
+"""Data of a path for a model: folders of images, tables of texts, running text, arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from t3c.compression.data import MOST_BYTES, Data, gathered
+from t3c.compression.pictures import PICTURES, listed, pictures_of, read_image
+from t3c.compression.source import Source, Task
+from t3c.compression.tables import SUFFIXES, class_numbers, read_table, read_text
+from t3c.errors import DataError
+from t3c.nn.inputs import check_like
+from t3c.runtime.reading import read_arrays
+
+LENGTH = 128  # tokens of a text, unless told
+SEPARATOR = "<|endoftext|>"
+Watch = Callable[[str, int, int], object]
+
+
+def read_data(
+    source: Source,
+    data: Any,
+    *,
+    length: int | None = None,
+    watch: Watch = lambda what, done, total: None,
+) -> Data:
+    """Read what a user calls data, as inputs of the model, with labels where there are any."""
+    if isinstance(data, str | Path):
+        found = _of_path(source, Path(data), length, watch)
+    else:
+        found = gathered(data)
+    if not source.reads_text:
+        check_like(found.inputs, source.example, "the data")
+    return _checked_labels(source, found)
+
+
+def _of_path(source: Source, path: Path, length: int | None, watch: Watch) -> Data:
+    if path.suffix == ".npz":
+        return read_npz(path)
+    if path.is_dir():
+        if source.pictures is None:
+            raise DataError(
+                f"{path} is a folder: {source.name} does not say how pictures are prepared: "
+                "give an .npz with arrays x and y"
+            )
+        return read_pictures(source, path, watch)
+    if not path.is_file():
+        raise DataError(f"{path}: no such file or folder")
+    if not source.reads_text:
+        raise DataError(f"{path}: {source.name} does not read text: give a folder or an .npz")
+    if source.task is Task.LANGUAGE:
+        return read_running(source, path, length or LENGTH)
+    if path.suffix not in SUFFIXES:
+        raise DataError(f"{path}: texts come as {', '.join(SUFFIXES)} with a header")
+    return read_texts(source, path, length or LENGTH)
+
+
+def read_npz(path: Path) -> Data:
+    """Read arrays: `x`, or arrays named as the model's inputs, and labels `y`."""
+    arrays = read_arrays(path)
+    labels = arrays.pop("y", arrays.pop("labels", None))
+    if not arrays:
+        raise DataError(f"{path}: no array of inputs: call it x, and the labels y")
+    values = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    target = None if labels is None else torch.from_numpy(labels)
+    inputs = next(iter(values.values())) if len(values) == 1 else values
+    return Data(inputs, target)
+
+
+def read_pictures(source: Source, folder: Path, watch: Watch) -> Data:
+    """Read a folder of pictures: one folder a class, or flat and without labels."""
+    assert source.pictures is not None
+    entries = [entry for entry in listed(folder) if not entry.name.startswith(".")]
+    folders = [entry for entry in entries if entry.is_dir()]
+    if folders:
+        numbers = _folder_classes(source, folder, [entry.name for entry in folders])
+        found = [(p, numbers[f.name]) for f in folders for p in pictures_of(listed(f))]
+        if len({number for _, number in found}) < 2:
+            raise DataError(f"{folder} has pictures of fewer than two classes")
+    else:
+        found = [(path, -1) for path in pictures_of(entries)]
+    if not found:
+        raise DataError(f"{folder} has no pictures ({', '.join(sorted(PICTURES))})")
+    height, width = source.pictures.size
+    size = 4 * 3 * height * width * len(found)
+    if size > MOST_BYTES:
+        kept = int(len(found) * MOST_BYTES / size)
+        order = np.random.default_rng(0).permutation(len(found))[:kept]
+        found = [found[place] for place in sorted(order.tolist())]
+    images = torch.empty(len(found), 3, height, width)
+    for place, (path, _) in enumerate(found):
+        if not place % 32:
+            watch("reading pictures", place, len(found))
+        images[place] = read_image(path, source.pictures)
+    labels = torch.tensor([number for _, number in found])
+    return Data(images, labels if folders else None)
+
+
+def _folder_classes(source: Source, folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """Return the class of each folder's name: the model's own name of it, or its number."""
+    classes = source.classes or ()
+    numbers = {name.casefold(): index for index, name in enumerate(classes)}
+    found = {name: numbers.get(name.casefold()) for name in names}
+    if None in found.values() and all(n.isdecimal() and int(n) < len(classes) for n in names):
+        found = {name: int(name) for name in names}
+    unknown = [name for name, number in found.items() if number is None]
+    if unknown and len(names) == len(classes):
+        return {name: index for index, name in enumerate(sorted(names))}
+    if unknown:
+        known = ", ".join(classes[:3])
+        raise DataError(
+            f"{folder / unknown[0]}: the model has no class {unknown[0]!r}: it has {known}, ..."
+        )
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def read_texts(source: Source, path: Path, length: int) -> Data:
+    """Read a table of texts, filled up to `length` tokens or cut to it."""
+    table = read_table(path)
+    tokenizer = source.tokenizer
+    if tokenizer.pad_token is None:
+        raise DataError(f"{source.name}: its tokenizer has no token to pad with")
+    columns = [list(column) for column in zip(*table.texts, strict=True)]
+    encoded = tokenizer(
+        *columns, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+    )
+    wanted = source.example if isinstance(source.example, dict) else {}
+    inputs = {name: encoded[name] for name in encoded if not wanted or name in wanted}
+    labels = None
+    if table.labels is not None and source.classes is not None:
+        labels = torch.tensor(class_numbers(table, source.classes))
+    return Data(inputs, labels)
+
+
+def read_running(source: Source, path: Path, length: int) -> Data:
+    """Read a running text as windows (n, length) of consecutive tokens, each begun by BOS."""
+    tokenizer, text = source.tokenizer, read_text(path)
+    bos = tokenizer.bos_token_id
+    if SEPARATOR in text:
+        text = text.replace(SEPARATOR, tokenizer.bos_token or "\n")
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    room = length - (bos is not None)
+    windows = len(ids) // room
+    if not windows:
+        raise DataError(f"{path} has {len(ids)} tokens: fewer than one window of {length}")
+    most = MOST_BYTES // (8 * length)
+    rows = ids[: windows * room].view(windows, room)[:most]
+    if bos is not None:
+        rows = torch.cat([torch.full((len(rows), 1), bos), rows], dim=1)
+    return Data({"input_ids": rows}, None)
+
+
+def _checked_labels(source: Source, data: Data) -> Data:
+    """Refuse labels the model has no class for; a language model predicts its own inputs."""
+    labels = data.labels
+    if labels is None or source.task in (Task.LANGUAGE, Task.EMBEDDING):
+        return data
+    if source.classes is not None:
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise DataError(f"labels are one class number a sample, got {tuple(labels.shape)}")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= len(source.classes):
+            raise DataError(
+                f"labels are the model's classes, 0 to {len(source.classes) - 1}, "
+                f"got {low} to {high}"
+            )
+    return data

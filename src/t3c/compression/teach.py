@@ -1,0 +1,167 @@
+"""Train once for every profile, within the time that is left; kept only where validation gains."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from t3c.certify.drift import relative_drift
+from t3c.compression.choice import Choice
+from t3c.compression.data import Data
+from t3c.compression.source import Task
+from t3c.control.options import Shares
+from t3c.convert import state_of
+from t3c.nn.inputs import Inputs, call, evaluating, select, tensors
+from t3c.nn.view import at
+from t3c.spec import Goal, Profile
+from t3c.train import Keep, Objective, TrainConfig, fit
+from t3c.train.targets import find_targets
+from t3c.train.validate import shown
+
+RATES = (3e-5, 1e-4, 3e-4)  # tried; published recovery of compressed networks lies between
+PROBE = 0.2  # of the time for training goes into trying rates
+PROBE_STEPS = 8  # at the least, for each rate: fewer tell nothing
+LEAST_STEPS = 16  # worth a run of its own
+VALIDATED = 128  # samples that drift is validated on
+BATCH = {Task.LANGUAGE: 8, Task.TEXTS: 32, Task.EMBEDDING: 32}
+LOSS = {Task.LANGUAGE: "language_modelling", Task.EMBEDDING: "regression"}
+
+Watch = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the training will go: decided by a probe, and kept so that it can be replayed."""
+
+    steps: int
+    learning_rate: float
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a model is trained on and for: data, profiles aimed at, what their points take."""
+
+    model: nn.Module
+    train: Data
+    validation: Data
+    task: Task
+    goal: Goal
+    shares: Shares
+    seed: int
+
+    def batches(self) -> DataLoader[tuple[Tensor, ...]]:
+        """Return shuffled batches; a target nothing reads stands in where there are no labels."""
+        count = len(self.train)
+        labels = self.train.labels if self.train.labels is not None else torch.zeros(count).long()
+        inputs = self.train.inputs
+        if self.task is Task.LANGUAGE:
+            labels = tensors(inputs)[0]
+        columns = tensors(inputs)
+        names = list(inputs) if isinstance(inputs, dict) else None
+
+        def collate(samples: list[tuple[Tensor, ...]]) -> tuple[Inputs, Tensor]:
+            *values, target = (torch.stack(column) for column in zip(*samples, strict=True))
+            if names is not None:
+                return dict(zip(names, values, strict=True)), target
+            return values[0] if len(values) == 1 else tuple(values), target
+
+        generator = torch.Generator().manual_seed(self.seed)
+        size = min(BATCH.get(self.task, 16), count)
+        return DataLoader(
+            TensorDataset(*columns, labels), size, shuffle=True, drop_last=True,
+            generator=generator, collate_fn=collate,
+        )  # fmt: skip
+
+    def config(self, steps: int, learning_rate: float) -> TrainConfig:
+        """Return how it is trained: at the profiles aimed at, towards the original's answers."""
+        return TrainConfig(
+            steps=steps, learning_rate=learning_rate, seed=self.seed, precision="auto",
+            loss=LOSS.get(self.task, "classification"), curriculum="aimed", goal=self.goal,
+            objective=Objective(augment=0.0, tail=0.0),
+        )  # fmt: skip
+
+    def profiles(self) -> list[Profile]:
+        """Return the profiles that validation looks at."""
+        first = select(self.train.inputs, slice(0, 16))
+        chain = find_targets(self.model, first, self.goal, self.shares).profiles
+        below = [profile for profile in shown(chain) if profile is not chain.top]
+        return below or [chain.top]
+
+
+@torch.no_grad()
+def drift_of(model: nn.Module, profiles: Sequence[Profile], data: Data) -> float:
+    """Return the mean relative drift of some profiles on validation samples."""
+    original, total, count = state_of(model).original, 0.0, 0
+    with evaluating(model):
+        for start in range(0, min(len(data), VALIDATED), 16):
+            inputs = select(data.inputs, slice(start, min(start + 16, VALIDATED)))
+            wanted = call(original, inputs)
+            for profile in profiles:
+                with at(model, profile):
+                    drifts = relative_drift(call(model, inputs).numpy(), wanted.numpy())
+                total, count = total + float(drifts.sum()), count + len(drifts)
+    return total / count
+
+
+def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
+    """Try rates on copies of the model for a few steps each; plan the steps the time allows."""
+    profiles = lesson.profiles()
+    tried = {"untrained": drift_of(lesson.model, profiles, lesson.validation)}
+    step = _step_seconds(lesson)
+    steps = int(PROBE * seconds / len(RATES) / step)
+    left = int((1 - PROBE) * seconds / step)
+    if steps < PROBE_STEPS or left < LEAST_STEPS:
+        why = f"{seconds:.0f} s allow {left} steps of {step:.1f} s: too few"
+        return Plan(0, RATES[0], _choice(tried, "untrained", why))
+    for place, rate in enumerate(RATES):
+        watch(f"trying a learning rate of {rate:g}", place, len(RATES))
+        trial = replace(lesson, model=copy.deepcopy(lesson.model))
+        fit(trial.model, trial.batches(), trial.config(steps, rate), shares=lesson.shares)
+        tried[f"{rate:g}"] = drift_of(trial.model, profiles, lesson.validation)
+    taken = min(tried, key=tried.__getitem__)
+    if taken == "untrained":
+        return Plan(0, RATES[0], _choice(tried, taken, f"no rate gained in {steps} steps"))
+    return Plan(left, float(taken), _choice(tried, taken, f"after {steps} steps each"))
+
+
+def teach(lesson: Lesson, plan: Plan, folder: Path, watch: Watch) -> Choice:
+    """Train the model in place; where validation drifts more than before, it is as it was."""
+    profiles = lesson.profiles()
+    before = drift_of(lesson.model, profiles, lesson.validation)
+    saved = {name: value.detach().clone() for name, value in lesson.model.named_parameters()}
+    fit(
+        lesson.model, lesson.batches(), lesson.config(plan.steps, plan.learning_rate),
+        keep=Keep(folder, resume=True), shares=lesson.shares,
+        on_step=lambda step, _: watch("training once", step + 1, plan.steps),
+    )  # fmt: skip
+    after = drift_of(lesson.model, profiles, lesson.validation)
+    tried = {"untrained": before, f"{plan.steps} steps at {plan.learning_rate:g}": after}
+    if after >= before:
+        with torch.no_grad():
+            for name, value in lesson.model.named_parameters():
+                value.copy_(saved[name])
+        return _choice(tried, "untrained", "rolled back")
+    return _choice(tried, min(tried, key=tried.__getitem__), "")
+
+
+def _choice(tried: dict[str, float], taken: str, why: str) -> Choice:
+    return Choice(what="training", tried=tried, unit="drift on validation", taken=taken, why=why)
+
+
+def _step_seconds(lesson: Lesson) -> float:
+    """Return what a step takes, by two after the first."""
+    trial = replace(lesson, model=copy.deepcopy(lesson.model))
+    ends: list[float] = []
+    fit(
+        trial.model, trial.batches(), trial.config(3, RATES[0]), shares=lesson.shares,
+        on_step=lambda step, _: ends.append(time.perf_counter()),
+    )  # fmt: skip
+    return max(1e-3, (ends[-1] - ends[0]) / 2)

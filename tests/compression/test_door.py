@@ -1,0 +1,175 @@
+"""The door: one call from a model and data to an artifact; it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import t3c
+from conftest import counted_profiles, supply_times
+from t3c.artifact.reader import Artifact
+from t3c.compression import compare, elastic, pipeline, teach
+from t3c.compression.door import Compressed, compress
+from t3c.device import calibrate as calibration
+from t3c.errors import ArtifactError, DataError, SpecError, T3CError
+from t3c.zoo.digits import Digits
+
+NAMES = ("tiny", "small", "med", "large", "max")
+
+
+def hurried(patch: pytest.MonkeyPatch) -> None:
+    """Times follow from the work, and little is measured or trained."""
+    supply_times(patch)
+    patch.setattr(calibration._Run, "measure", counted_profiles)
+    timing = sys.modules["t3c.exporter.timing"]
+    patch.setattr(timing, "time_in_place", lambda draft, engine, layers, **_: layers)
+    patch.setattr(compare, "ROUNDS", 3)
+    patch.setattr(elastic, "ROUNDS", 3)
+    patch.setattr(pipeline, "AIMS", (0.2, 0.5))
+    patch.setattr(pipeline, "CANDIDATES", 2)
+    patch.setattr(sys.modules["t3c.compression.measure"], "ROUNDS", 3)
+    patch.setattr(teach, "PROBE_STEPS", 1)
+    patch.setattr(teach, "_step_seconds", lambda lesson: 2.0)
+    patch.setattr(pipeline, "training_seconds", lambda plan: 60.0)
+
+
+def asked(trained: nn.Module, digits: Digits, out: Path, **more: Any) -> Compressed:
+    settings: dict[str, Any] = {"minutes": 2, "progress": False, "threads": 1} | more
+    return compress(
+        copy.deepcopy(trained), [digits.calibration], out, example=digits.train[0][:2],
+        test=[digits.test], **settings,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(
+    trained: nn.Module, digits: Digits, tmp_path_factory: pytest.TempPathFactory
+) -> Compressed:
+    with pytest.MonkeyPatch.context() as patch:
+        hurried(patch)
+        return asked(trained, digits, tmp_path_factory.mktemp("door") / "digits.t3c")
+
+
+def test_an_artifact_with_its_table_its_report_and_its_record(
+    made: Compressed, digits: Digits
+) -> None:
+    runtime = t3c.load(made.path, threads=1)
+    names = [profile.name for profile in runtime.chain]
+    assert names == [name for name in NAMES if name in names]
+    assert names[-1] == "max"
+    answers = runtime(digits.test[0][:100].numpy()).argmax(axis=-1)
+    assert (answers == digits.test[1][:100].numpy()).mean() > 0.5
+    rows = {variant.name: variant for variant in made.result.variants}
+    assert list(rows) == ["full", "ptq8", *(f"t3c-{name}" for name in names)]
+    assert {row.samples for row in rows.values()} == {500}
+    assert rows["full"].below_full_ci95 is not None
+    assert made.path.with_suffix(".html").read_text().count("<figure>") == 2
+    record = json.loads((made.path.with_name("digits.t3c.work") / "record.json").read_text())
+    assert {row["profile"] for row in record["candidates"]} == {*names, None} or names == ["max"]
+    assert sum(record["samples"].values()) >= 1000
+    assert [choice["what"] for choice in record["choices"]] == [c.what for c in made.choices]
+    assert len(str(made).splitlines()) <= 6
+
+
+def test_certificates_are_of_samples_that_nothing_else_used(made: Compressed) -> None:
+    artifact = Artifact(made.path)
+    ledger = artifact.ledger()
+    assert ledger is not None
+    certified = {
+        key for found in ledger.certifications for part in found.keys.values() for key in part
+    }
+    assert certified
+    assert certified.isdisjoint(artifact.manifest.calibrated_on or ())
+
+
+def test_what_is_done_is_not_done_again(
+    made: Compressed, trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    hurried(monkeypatch)
+    with pytest.raises(ArtifactError, match=r"digits.t3c exists: name another"):
+        asked(trained, digits, made.path)
+    kept = made.path.rename(tmp_path / "kept.t3c")
+    for name in ("make_elastic", "choose_factorization", "probe", "teach", "export"):
+        monkeypatch.setattr(pipeline, name, refuse(name, getattr(pipeline, name)))
+    again = asked(trained, digits, made.path)
+    assert Artifact(again.path).content == Artifact(kept).content
+    assert again.choices == made.choices
+
+
+def refuse(name: str, function: Any) -> Any:
+    """A function that fails if it is called, but for the shapes of an elastic model."""
+    if name != "make_elastic":
+        return lambda *args, **kwargs: pytest.fail(f"{name} was called again")
+
+    def few(model: nn.Module, example: Any, batches: Any, *args: Any, **kwargs: Any) -> Any:
+        assert len(batches) == 1
+        return function(model, example, batches, *args, **kwargs)
+
+    return few
+
+
+def test_a_run_that_was_stopped_goes_on(
+    trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hurried(monkeypatch)
+    whole = pipeline.export
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "export", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        asked(trained, digits, tmp_path / "a.t3c")
+    assert not (tmp_path / "a.t3c").exists()
+    monkeypatch.setattr(pipeline, "export", whole)
+    monkeypatch.setattr(pipeline, "teach", lambda *_: pytest.fail("it was trained again"))
+    assert asked(trained, digits, tmp_path / "a.t3c").path.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"minutes": 0.1}, "minutes must be at least 1, got 0.1"),
+        ({"max_drop": 2}, "max_drop must be between 0 and 1"),
+        ({"length": 1}, "length must be at least 2 tokens"),
+        ({"engine": "abacus"}, "abacus"),
+        ({"data": "no/such/folder"}, "no such file or folder"),
+        ({"data": []}, "the data is empty"),
+        ({"data": [np.zeros((200, 1, 32, 32), np.float32) * np.nan]}, "NaN or infinite"),
+        ({"data": [np.zeros((200, 1, 8, 8), np.float32)]}, "the data has inputs of"),
+        ({"data": [np.zeros((200, 1, 32, 32), np.float32)]}, "1 different samples are too few"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line_and_leaves_nothing(
+    trained: nn.Module, digits: Digits, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    settings = {"data": [digits.calibration], "minutes": 2} | change
+    data = settings.pop("data")
+    with pytest.raises((SpecError, DataError, T3CError), match=message) as caught:
+        compress(
+            copy.deepcopy(trained), data, tmp_path / "a.t3c", example=digits.train[0][:2],
+            progress=False, **settings,
+        )  # fmt: skip
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "a.t3c").exists()
+
+
+def test_unlabelled_data_is_judged_by_unchanged_answers(
+    trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hurried(monkeypatch)
+    made = compress(
+        copy.deepcopy(trained), [torch.cat([digits.calibration[0], digits.train[0]])],
+        tmp_path / "a.t3c", minutes=2, threads=1, progress=False,
+    )  # fmt: skip
+    assert {variant.accuracy for variant in made.result.variants} == {None}
+    assert made.result.variants[0].agreement == 1.0

@@ -1,0 +1,96 @@
+"""Data of a path: pictures by class or flat, arrays, texts, running text; refusals in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from t3c.compression.pictures import Preprocessing
+from t3c.compression.reading import read_data
+from t3c.compression.source import Source, Task
+from t3c.errors import DataError
+
+HOW = Preprocessing(resize=(8, 8), crop=None)
+
+
+def vision() -> Source:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2)).eval()
+    model(torch.zeros(1, 3, 8, 8))
+    return Source("net", model, torch.zeros(2, 3, 8, 8), Task.IMAGES, ("cat", "dog"), HOW)
+
+
+def pictures(folder: Path, *names: str) -> None:
+    for index, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (10, 12), (20 * index, 0, 0)).save(path)
+
+
+def test_folders_are_classes_by_name_number_or_order(tmp_path: Path) -> None:
+    for names in (("Dog", "cat"), ("1", "0"), ("x2", "x1")):
+        folder = tmp_path / names[0]
+        pictures(folder, f"{names[0]}/a.png", f"{names[1]}/b.png", f"{names[1]}/c.jpg")
+        data = read_data(vision(), folder)
+        assert data.labels is not None
+        assert sorted(data.labels.tolist()) == [0, 0, 1]
+        assert tuple(data.inputs.shape) == (3, 3, 8, 8)  # type: ignore[union-attr]
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.png", "b.png")
+    assert read_data(vision(), tmp_path).labels is None
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), r"has no pictures"),
+        (("cat/a.png",), "fewer than two classes"),
+        (("cat/a.png", "cow/b.png", "dog/c.png"), r"cow: the model has no class 'cow'"),
+    ],
+)
+def test_folders_that_cannot_be(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    pictures(tmp_path, *names)
+    with pytest.raises(DataError, match=message) as caught:
+        read_data(vision(), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_arrays(tmp_path: Path) -> None:
+    source = vision()
+    x, y = np.zeros((4, 3, 8, 8), np.float32), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    found = read_data(source, tmp_path / "a.npz")
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 1, 0, 1]
+    np.savez(tmp_path / "b.npz", x=x, y=y + 5)
+    with pytest.raises(DataError, match=r"0 to 1, got 5 to 6"):
+        read_data(source, tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", x=x[:, :, :4], y=y)
+    with pytest.raises(DataError, match=r"the data has inputs of"):
+        read_data(source, tmp_path / "c.npz")
+    np.savez(tmp_path / "d.npz", x=x * np.nan)
+    with pytest.raises(DataError, match="NaN or infinite"):
+        read_data(source, tmp_path / "d.npz")
+    (tmp_path / "e.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:100])
+    with pytest.raises(DataError, match=r"e.npz: not readable"):
+        read_data(source, tmp_path / "e.npz")
+    np.savez(tmp_path / "f.npz", y=y)
+    with pytest.raises(DataError, match="no array of inputs"):
+        read_data(source, tmp_path / "f.npz")
+
+
+def test_what_does_not_suit_the_model(tmp_path: Path) -> None:
+    plain = Source("net", vision().model, torch.zeros(2, 3, 8, 8), Task.OUTPUTS)
+    with pytest.raises(DataError, match="does not say how pictures are prepared"):
+        read_data(plain, tmp_path)
+    (tmp_path / "a.txt").write_text("hello")
+    with pytest.raises(DataError, match="does not read text"):
+        read_data(vision(), tmp_path / "a.txt")
+    with pytest.raises(DataError, match="no such file or folder"):
+        read_data(vision(), tmp_path / "none")
