@@ -132,13 +132,7 @@ def export(
         described = replace(described, weight_only=timed.activations == "float")
         packed = content.pack(described, candidates)
         say(f"timing {len(candidates.profiles)} candidate profiles")
-        few = select(parts.quantizer, slice(0, RANGE_SAMPLES))
-        draft = content.ranged(packed, few if place is None else parts.quantizer)
-        if place is None:
-            chosen, pruned = choose(candidates, draft, bench)
-        else:
-            table = bench.calibrated(draft, quick=True)
-            chosen, pruned = candidates.renamed(place(draft, table)), ()
+        chosen, pruned = _chosen(candidates, packed, parts.quantizer, bench, place)
         shipped = _shipped(folder, model, packed, chosen, parts.quantizer, bench, say)
         say(f"certifying on {len(tensors(parts.scores)[0])} samples")
         ledger = _certified(model, shipped.runtime, parts, config, watch, free)
@@ -163,6 +157,17 @@ class Bench:
         how = self.config.timing
         how = replace(how, grid=0, starts=False) if quick else how
         return calibrate(artifact, self.engine, how, timings=self.timings, watch=self.watch)
+
+
+def _chosen(
+    candidates: Allocated, packed: Draft, samples: Inputs, bench: Bench, place: Place | None
+) -> tuple[Allocated, tuple[Pruned, ...]]:
+    """Return the candidates to ship: by time and size, or as `place` has them."""
+    if place is None:
+        few = select(samples, slice(0, RANGE_SAMPLES))
+        return choose(candidates, content.ranged(packed, few), bench)
+    draft = content.ranged(packed, samples)
+    return candidates.renamed(place(draft, bench.calibrated(draft, quick=True))), ()
 
 
 @dataclass(frozen=True)
