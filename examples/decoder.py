@@ -23,6 +23,7 @@ from torch import Tensor
 import t3c
 from lab.perplexity import perplexity, sliding_windows
 from lab.zoo.language import load_decoder
+from t3c.compression.tables import read_text
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines import Session
 from t3c.engines.decode import Generation
@@ -33,7 +34,6 @@ from t3c.evidence.original import to_original
 from t3c.measure.latency import interleave
 from t3c.runtime.generating import Writing
 from t3c.runtime.tokens import Continued, Tokenizer, prompt_ids
-from t3c.zoo.local import read_text
 from t3c.zoo.text import story_tokens
 
 SHARES = (0.6, 0.8)  # where the part to train on ends, and the part to calibrate with

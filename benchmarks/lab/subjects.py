@@ -11,8 +11,9 @@ from lab.zoo.bases import base_network
 from lab.zoo.imagenet import Batches, Samples, find_samples, imagenet_folder
 from lab.zoo.imagenet_sample import imagenet_sample, resnet50
 from lab.zoo.minilm import PADDING, sst2_ids
-from lab.zoo.vision import VISION, Classifier, load_vision
+from lab.zoo.vision import VISION, load_vision
 from t3c.compression.pictures import Preprocessing
+from t3c.compression.source import Classifier
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo.subjects import EVALUATED, SUBJECTS, Labelled, Subject
 

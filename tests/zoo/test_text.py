@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from t3c.compression.tables import read_text
 from t3c.errors import DataError
-from t3c.zoo.local import data_path, read_text
+from t3c.zoo.local import data_path
 from t3c.zoo.text import stories_tokens, story_tokens
 
 transformers = pytest.importorskip("transformers")

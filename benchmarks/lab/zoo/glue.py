@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from t3c.compression.tables import read_text
 from t3c.errors import DataError
-from t3c.zoo.local import data_root, read_text
+from t3c.zoo.local import data_root
 
 SENTENCE, LABEL = ("sentence", "content", "text"), "label"  # columns of a file of one's own
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

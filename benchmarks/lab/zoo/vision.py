@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from torch import Tensor, nn
 
 from lab.zoo import imagenet_sample
 from lab.zoo.imagenet import SHORTER, SIDE
 from t3c.compression.hugging_face import load_model
 from t3c.compression.pictures import Preprocessing, read_preprocessing
+from t3c.compression.source import Classifier
 from t3c.errors import DataError
 from t3c.zoo.local import data_root
 
@@ -28,18 +28,6 @@ HALVES = Preprocessing(
     resize=(SIDE, SIDE), crop=None, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
 )  # fmt: skip
 RAW = Preprocessing(mean=imagenet_sample.MEAN, std=(1.0, 1.0, 1.0), rescale=1.0)
-
-
-class Classifier(nn.Module):
-    """A Hugging Face classifier as a plain one: images (n, 3, h, w) -> logits (n, classes)."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(pixel_values=images).logits
-        return logits
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the door tried, what each way gave, and which was taken: a line of the report each."""
+"""Choices by measurement: the ways tried, the figure of each, the one taken."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Decoder(nn.Module):
         self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
 
     def states(self, batch: int, length: int) -> dict[str, Tensor]:
-        """What is remembered, as zeros (batch, heads, length, head size), by name and in order."""
+        """Return empty states as zeros (batch, heads, length, head size), by name and in order."""
         kind = next(self.model.parameters())
         shape = batch, self.heads, length, self.head_size
         return {name: kind.new_zeros(shape) for name in self._names()}
@@ -66,7 +66,7 @@ class Decoder(nn.Module):
         return out.logits, *(value for pair in grown for value in pair)
 
     def _mask(self, positions: Tensor, batch: int, length: int, total: int) -> Tensor:
-        """What is added to scores (n, 1, s, total): 0, and the lowest number for later tokens."""
+        """Return the mask added to scores (n, 1, s, total): the lowest number for later tokens."""
         dtype = next(self.model.parameters()).dtype
         seen = torch.arange(total, device=positions.device)[None] <= positions[:, None]
         mask = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)

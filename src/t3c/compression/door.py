@@ -29,7 +29,7 @@ WORK = ".work"
 
 @dataclass(frozen=True)
 class Compressed:
-    """What was made and measured: the artifact, the table on test samples, every choice."""
+    """The outcome of a compression: the artifact, the table on test samples, every choice."""
 
     path: Path
     result: Result

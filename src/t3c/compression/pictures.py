@@ -160,7 +160,7 @@ def _preprocessing(told: _Told) -> Preprocessing:
 
 
 def _sides(told: _Told, cut: bool) -> tuple[int | tuple[int, int] | None, tuple[int, int] | None]:
-    """What pictures are resized to and what is cut from their centre."""
+    """Return the size to resize to, and the one to cut from the centre."""
     crop = _pair(_need(told, "crop_size")) if told.do_center_crop else None
     if told.do_resize is False:
         return None, crop
@@ -190,7 +190,7 @@ def _pair(size: Size) -> tuple[int, int]:
 
 
 def _need(told: _Told, name: str) -> Any:
-    """What the configuration has to tell."""
+    """Return a value the configuration must have; raise DataError without it."""
     value = getattr(told, name)
     if value is None:
         raise DataError(f"there is no {name}")

@@ -53,7 +53,7 @@ CALIBRATION = 300  # samples that plain int8 is calibrated on, as NNCF does by d
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may say besides model and data."""
+    """The settings of a compression besides model and data."""
 
     minutes: float
     max_drop: float | None

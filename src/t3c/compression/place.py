@@ -17,7 +17,7 @@ STEP = 0.02  # of time or, twice that, of bytes: what a profile has to save agai
 
 
 class Fate(StrEnum):
-    """What became of a candidate."""
+    """The fate of a candidate."""
 
     SHIPPED = "shipped"
     SLOWER = "slower than a larger one"
@@ -48,7 +48,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Row:
-    """What the placement saw of a candidate: `drop` is the paired mean, `upper` its bound."""
+    """A candidate in the record of a placement: `drop` is the paired mean, `upper` its bound."""
 
     candidate: str
     p50: float

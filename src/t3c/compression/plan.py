@@ -1,4 +1,4 @@
-"""What a run will take, said before it begins: minutes for each stage, memory, samples."""
+"""Estimate a run before it begins: minutes of each stage, memory, samples."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "s
 
 
 class Task(StrEnum):
-    """What a model does, as far as quality is measured by it."""
+    """The task of a model, which decides how its quality is measured."""
 
     IMAGES = "image classification"
     TEXTS = "text classification"

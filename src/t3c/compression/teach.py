@@ -47,7 +47,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a model is trained on and for: data, profiles aimed at, what their points take."""
+    """A model with the data it is trained on, the profiles aimed at, what their points take."""
 
     model: nn.Module
     train: Data

@@ -119,7 +119,7 @@ def calibrate(
 
 
 def about(artifact: Artifact, engine: Engine, config: CalibrationConfig) -> dict[str, object]:
-    """What a journal has to be about for this calibration to go on from it."""
+    """Return what a journal must be about for this calibration to resume from it."""
     how = {name: value for name, value in asdict(config).items() if name != "busy"}
     device = describe(engine).model_dump()
     return {"version": __version__, "content": artifact.content, "device": device, "config": how}
@@ -146,7 +146,7 @@ class _Run:
         self.before = journal.read("conditions", Conditions)
 
     def conditions(self) -> Conditions:
-        """What all of it was measured under, also what an earlier process measured."""
+        """Return the conditions of all measurements, those of an earlier process included."""
         return combined(self.before, self.quiet.conditions)
 
     def layers(self) -> tuple[LayerTiming, ...]:
@@ -260,7 +260,7 @@ class _Run:
         return times
 
     def energies(self, executions: Mapping[str, Execution]) -> tuple[str, dict[str, float]]:
-        """What is read energies by, and millijoules a call; or why they are not to be had."""
+        """Return the meter's name and millijoules a call, or why there are none."""
         meter = find_meter()
         if isinstance(meter, Unavailable):
             return f"unavailable: {meter.reason}", {}

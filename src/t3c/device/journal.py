@@ -1,4 +1,4 @@
-"""What a long measurement has done so far, so that one that was stopped goes on from there."""
+"""Keep what a long measurement has done, so that one that was stopped resumes."""
 
 from __future__ import annotations
 

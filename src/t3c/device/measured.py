@@ -1,4 +1,4 @@
-"""What an engine is measured by: layer points, groups of layers, profiles as a whole."""
+"""Measure layer points, groups of layers and sessions on an engine."""
 
 from __future__ import annotations
 

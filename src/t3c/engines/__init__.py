@@ -1,4 +1,4 @@
-"""What executes a profile's graph."""
+"""Compile and run a profile's graph."""
 
 from __future__ import annotations
 

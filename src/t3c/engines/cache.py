@@ -65,7 +65,7 @@ class Entry:
         return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
     def header(self, payload: bytes | memoryview) -> bytes:
-        """What an entry with this payload starts with."""
+        """Return the header of an entry with this payload."""
         version = self.version.encode()[:176]
         digest = hashlib.sha256(payload).digest()
         return HEADER.pack(MAGIC, digest, bytes.fromhex(self.key), version)
@@ -107,7 +107,7 @@ class CompileCache:
         return self.folder / f"{entry.key}{ENDING}"
 
     def recall(self, entry: Entry, restore: Callable[[Blob], Compiled]) -> Compiled | None:
-        """What `restore` makes of an entry's payload; None where there is no entry of use.
+        """Return what `restore` makes of an entry's payload; None where there is no entry of use.
 
         The payload has to outlive what is made of it, if that reads from it.
         """

@@ -76,7 +76,7 @@ class Generation:
 
     @property
     def inputs(self) -> list[Array]:
-        """What is to be read next, and what is remembered by now."""
+        """The ids to read next, and the states remembered so far."""
         return [self.next, *self.states]
 
     def take(self, outputs: Sequence[Array]) -> Step:

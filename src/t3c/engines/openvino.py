@@ -69,7 +69,7 @@ class OpenVINO:
             raise EngineError(f"OpenVINO cannot compile: {_reason(error)}") from error
 
     def restore(self, blob: Blob) -> ov.CompiledModel:
-        """What `export_model` wrote, compiled; it reads from the blob for as long as it lives."""
+        """Return the compiled model that `export_model` wrote; it keeps reading from the blob."""
         try:
             tensor = ov.Tensor(blob, shared_memory=True)
             return self.core.import_model(tensor, "CPU", self.config)
@@ -217,7 +217,7 @@ def _make_room(kept: dict[Shapes, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, without the place in OpenVINO's source that it starts with."""
+    """Return OpenVINO's message without the place in its source that it starts with."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("Exception from")]
     return (telling or lines or ["no reason given"])[0]

@@ -1,4 +1,4 @@
-"""What an engine has to offer."""
+"""The protocol of an engine and its sessions."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class TorchSession:
     @staticmethod
     @torch.no_grad()
     def _made(step: Step, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a node makes of the values so far."""
+        """Compute a node's outputs from the values so far."""
         node, operation, attributes = step
         result = operation(attributes, *(values[name] if name else None for name in node.input))
         made = result if isinstance(result, tuple) else (result,)

@@ -25,7 +25,7 @@ Tick = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The figures of an audit.
 
     `monotone` counts the pairs of budgets, one looser than the other, that broke each promise: a
     profile no smaller in rank and bits and in size, of no more certified drift, that takes no less

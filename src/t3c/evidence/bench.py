@@ -85,7 +85,7 @@ class Monotone(Frozen):
 
 
 class Result(Frozen):
-    """What `demo` and `bench` print as JSON."""
+    """A comparison, as `demo` and `bench` print it as JSON."""
 
     device: Device
     variants: tuple[Variant, ...] = Field(min_length=1)

@@ -34,7 +34,7 @@ class Execution:
 
     @property
     def inner(self) -> tuple[str, ...]:
-        """What the tensors between the stages are called, behind the name of a use."""
+        """Return the names of the tensors between the stages, behind the name of a use."""
         if self.kept is not None:
             return ("aligned",)
         return tuple(f"stage{index}" for index in range(len(self.stages) - 1))
@@ -57,7 +57,7 @@ def execution(
     *,
     exact: bool = False,
 ) -> Execution:
-    """What an engine executes of a layer's stored stages in a form; `exact` is not rounded again.
+    """Return the stages an engine executes of a layer's in a form; `exact` is not rounded.
 
     `dense` are the artifact's tensors that are not elastic, the kept columns among them.
     """

@@ -1,4 +1,4 @@
-"""What stands around a layer in its graph, as far as it decides which kernels run it."""
+"""The surroundings of a layer in its graph that decide which kernels run it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def four_bit_tensor(name: str, codes: Codes) -> TensorProto:
 
 
 class Nodes(Protocol):
-    """What nodes and constants are added to; both give back the name of what they added."""
+    """A graph that nodes and constants are added to; both calls return the name added."""
 
     def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str: ...
 

@@ -100,7 +100,7 @@ def _restore_tables(graph: onnx.GraphProto) -> None:
 
 
 def _refusals(model: onnx.ModelProto) -> list[str]:
-    """What ONNX itself has against a model: the first line of it."""
+    """Return the first line of what ONNX's own checker says against a model."""
     try:
         checker.check_model(model, full_check=True)
         shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)

@@ -1,5 +1,5 @@
-"""What TensorRT takes of ONNX, as its documents say: its operator list for version 10.15 and its
-guide to explicit quantization."""
+"""Check ONNX against TensorRT's documents: its operator list for version 10.15 and its guide to
+explicit quantization."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Index:
 
 
 def problems(model: onnx.ModelProto, dynamic: Collection[str] = ("batch",)) -> list[str]:
-    """What TensorRT would not take, or not run in int8, one line each; only axes named `dynamic`
-    may vary."""
+    """Return what TensorRT would refuse, or not run in int8, one line each; only axes named
+    `dynamic` may vary."""
     graph = model.graph
     index = Index.of(graph)
     found = [*_versions(model), *_storage(graph, index), *_axes(graph, dynamic)]

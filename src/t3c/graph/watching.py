@@ -87,7 +87,7 @@ def watched(
 
 
 def features(raw: npt.ArrayLike) -> Floats:
-    """What a shift model takes, (n, F), from the watched output (n, F): log RMS, then root shares.
+    """Return the features (n, F) of a shift model from the watched output: log RMS, root shares.
 
     A root steadies the variance of a share, a log makes a gain a step.
     """

@@ -18,7 +18,7 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def cpu_fields() -> dict[str, str]:
-    """What /proc/cpuinfo says, by name; nothing where there is none."""
+    """Return the fields of /proc/cpuinfo by name; none where there is no such file."""
     info = Path("/proc/cpuinfo")
     fields: dict[str, str] = {}
     for line in info.read_text().splitlines() if info.exists() else []:
@@ -39,7 +39,7 @@ def cpu_identity() -> str:
 
 @cache
 def cache_bytes(folder: Path = CACHES) -> int:
-    """What the processor's largest cache holds; 0 where the system does not tell."""
+    """Return the bytes of the processor's largest cache; 0 where they are not known."""
     sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
     return max(
         (int(size[:-1]) * UNITS[size[-1]] for size in sizes if size[-1:] in UNITS), default=0

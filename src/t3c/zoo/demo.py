@@ -47,7 +47,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made and measured."""
+    """The demo's comparison, and the answers to its budgets."""
 
     result: Result
     asked: tuple[Asked, ...]
@@ -109,7 +109,7 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
 
 
 def write_files(out: Path, digits: Digits) -> None:
-    """What `t3c bench`, `t3c certify` and `t3c run` need beside the artifact: data, a picture."""
+    """Write data and a picture for `t3c bench`, `t3c certify` and `t3c run`."""
     data = _data(digits)
     np.savez_compressed(out / "test.npz", x=data.test[0], y=digits.test[1].numpy())
     np.savez_compressed(out / "calibration.npz", x=data.calibration[0])

@@ -35,16 +35,3 @@ def first(items: Sequence[Item], count: int | None, what: str) -> Sequence[Item]
     if count is not None and not 1 <= count <= len(items):
         raise DataError(f"there are {len(items)} {what}, {count} were asked for")
     return items[:count]
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text with its line ends as they are; never an empty one."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text: {error.reason} at {error.start}") from error
-    if not text.strip():
-        raise DataError(f"{path} is empty")
-    return text

@@ -1,4 +1,4 @@
-"""What a recipe can train: a network with its data in parts that nothing shares."""
+"""The subjects a recipe can train: a network with its data in parts that nothing shares."""
 
 from __future__ import annotations
 

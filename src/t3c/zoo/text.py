@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from t3c.compression.hugging_face import load_model
+from t3c.compression.tables import read_text
 from t3c.errors import DataError, MissingExtraError
-from t3c.zoo.local import data_path, read_text
+from t3c.zoo.local import data_path
 
 BOS = 1
 SEPARATOR = "<|endoftext|>"
