@@ -30,7 +30,6 @@ import t3c
 
 PACKAGE = Path(t3c.__file__).parent
 EXCEPTIONS = {  # what nothing in the library has to reach, and why
-    "t3c.exporter.timing.time_points": "makes what `export(timed=...)` and `fit(shares=...)` take",
     "t3c.runtime.pool.Pool.leased": "what is held now: how tests see that nothing is leaked",
 }
 FRAMEWORK = {  # methods called by name: by torch, typer, uvicorn, asyncio, Prometheus, Ray

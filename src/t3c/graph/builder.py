@@ -207,7 +207,7 @@ class Builder:
         self.node("Conv", inputs, output, kernel_shape=kernel, **given)
 
     def _stepped(self, x: str, stride: Sequence[int]) -> str:
-        """Return the points of a rounded tensor that a strided 1x1 convolution reads, rounded still.
+        """Return points of a rounded tensor that a strided 1x1 convolution reads, still rounded.
 
         OpenVINO takes such a stride before the convolution itself, but in float, and what reads
         it then runs in float too. Between two roundings on one grid it is taken in 8 bits.
