@@ -12,27 +12,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from t3c.certify.sensitivity import layer_sensitivities
 from t3c.compression.choice import Choice
-from t3c.control.knapsack import allocations
-from t3c.control.menu import chain
-from t3c.control.options import layer_profile, unit_options
-from t3c.convert import ElasticConfig, Report, elasticize_, smooth_, state_of, units
+from t3c.convert import ElasticConfig, Report, elasticize_, smooth_
 from t3c.device.execution import example_inputs
 from t3c.device.machine import describe
 from t3c.device.measured import time_sessions
 from t3c.engines import Engine
 from t3c.errors import ConvertError, DataError
 from t3c.exporter import content
-from t3c.exporter.allocate import Allocated, affordable
+from t3c.exporter.allocate import Allocated
 from t3c.exporter.described import Described
 from t3c.graph.assemble import assemble
 from t3c.nn.inputs import Inputs, select, tensors
 from t3c.spec import Factorization, Form, ProfileChain
-from t3c.train.targets import counted_shares
+from t3c.train.targets import find_path
 
 STATISTICS = 512  # samples that factors are fitted to
-PROBED, JUDGED = 32, 8  # samples that two factorizations are fitted to, and their drift taken on
+PROBED = 32  # samples that two factorizations are compared on
 ALIKE = 0.1  # first-order drift at which they are compared
 ROUNDS = 40
 KERNELS = (nn.Conv1d, nn.Conv2d)
@@ -106,16 +102,8 @@ def choose_factorization(
 
 def _at_drift(model: nn.Module, samples: Inputs, drift: float) -> ProfileChain:
     """Return the cheapest profile by counted work that drifts at most so much."""
-    plans = state_of(model).plan.layers
-    shared = {unit.name: unit for unit in units(plans)}
-    few = select(samples, slice(0, min(JUDGED, affordable(plans))))
-    sensitivities = layer_sensitivities(model, few)
-    offered = unit_options(
-        shared, counted_shares(plans), lambda n, p: sensitivities[n].squared_drift(p), 0.0
-    )
-    path = allocations({name: chain(options) for name, options in offered.items()})
-    near = next((step for step in path if step.drift <= drift), path[-1])
-    return ProfileChain((layer_profile(shared, near.points, "trial"),))
+    path = find_path(model, samples, 0.0)
+    return ProfileChain((path.profile(path.within(drift), "trial"),))
 
 
 def make_elastic(

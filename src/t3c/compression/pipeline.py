@@ -43,6 +43,7 @@ from t3c.exporter.allocate import measured_shares
 from t3c.nn.inputs import Inputs
 from t3c.report.progress import Show
 from t3c.spec import Factorization, Goal, TextSpec
+from t3c.train.targets import find_path
 
 KEPT = "elastic.safetensors"
 CANDIDATES = 8  # profiles asked of the exporter; it measures twice as many to choose from
@@ -193,12 +194,9 @@ class Compression:
         before = view_losses(model, None, validation, judge).mean()
         wanted = 2 * TINY_TIMES * judge.limit  # training and rounding move it; placement decides
         tried: dict[str, float] = {}
+        path = find_path(model, validation.inputs, SIZE_WEIGHT, shares)
         for place, worst in enumerate(AIMS):
-            goal = _goal(worst)
-            lesson = Lesson(
-                model, validation, validation, self.source.task, goal, shares, self.options.seed
-            )
-            smallest = lesson.profiles()[0]
+            smallest = path.profile(path.within(worst), "tiny")
             self.show.watch(f"judging drifts up to {worst:g}", place, len(AIMS))
             lost = float(view_losses(model, smallest, validation, judge).mean() - before)
             tried[f"{worst:g}"] = abs(lost - wanted)

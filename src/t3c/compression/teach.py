@@ -28,6 +28,7 @@ from t3c.train.validate import shown
 RATES = (3e-5, 1e-4, 3e-4)  # tried; published recovery of compressed networks lies between
 PROBE = 0.2  # of the time for training goes into trying rates
 PROBE_STEPS = 8  # at the least, for each rate: fewer tell nothing
+LEAST_SECONDS = 20.0  # to try anything at all
 LEAST_STEPS = 16  # worth a run of its own
 VALIDATED = 128  # samples that drift is validated on
 BATCH = {Task.LANGUAGE: 8, Task.TEXTS: 32, Task.EMBEDDING: 32}
@@ -113,6 +114,9 @@ def drift_of(model: nn.Module, profiles: Sequence[Profile], data: Data) -> float
 
 def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
     """Try rates on copies of the model for a few steps each; plan the steps the time allows."""
+    if seconds < LEAST_SECONDS:
+        why = f"the plan leaves {seconds:.0f} s for it"
+        return Plan(0, RATES[0], _choice({}, "untrained", why))
     profiles = lesson.profiles()
     tried = {"untrained": drift_of(lesson.model, profiles, lesson.validation)}
     step = _step_seconds(lesson)

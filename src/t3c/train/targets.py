@@ -11,14 +11,14 @@ import numpy.typing as npt
 from torch import nn
 
 from t3c.certify.sensitivity import layer_sensitivities
-from t3c.control.knapsack import allocations
+from t3c.control.knapsack import Allocation, allocations
 from t3c.control.menu import Option, chain
 from t3c.control.options import Shares, chain_shares, layer_profile, unit_options
 from t3c.control.profiles import names_for, spread
 from t3c.convert import LayerPlan, Unit, state_of, units
 from t3c.cost.work import layer_work
 from t3c.nn.inputs import Inputs, select
-from t3c.spec import Goal, LayerPoint, LayerSpec, ProfileChain
+from t3c.spec import Goal, LayerPoint, LayerSpec, Profile, ProfileChain
 
 SAMPLES = 8
 
@@ -41,21 +41,49 @@ def find_targets(
     Without `shares` of a device, time is taken as FLOPs of whichever form has fewer, size as
     stored bytes.
     """
+    found = find_path(model, samples, goal.size_weight, shares)
+    steps = spread(found.steps, goal.worst_drift, goal.profiles)
+    named = zip(names_for(len(steps)), steps, strict=True)
+    profiles = ProfileChain(tuple(found.profile(step, name) for name, step in named))
+    taken = shares or counted_shares(state_of(model).plan.layers)
+    return Targets(
+        found.units, found.chains, chain_shares(found.units, found.chains, taken), profiles
+    )
+
+
+@dataclass(frozen=True)
+class Path:
+    """The chain of each unit, and the knapsack's nested allocations over them, smallest first."""
+
+    units: Mapping[str, Unit]
+    chains: Mapping[str, Sequence[Option]]
+    steps: Sequence[Allocation]
+
+    def within(self, drift: float) -> Allocation:
+        """Return the smallest allocation that drifts at most so much by the estimate."""
+        return next((step for step in self.steps if step.drift <= drift), self.steps[-1])
+
+    def profile(self, step: Allocation, name: str) -> Profile:
+        """Return an allocation as a profile of layers."""
+        return layer_profile(self.units, step.points, name)
+
+
+def find_path(
+    model: nn.Module, samples: Inputs, size_weight: float, shares: Shares | None = None
+) -> Path:
+    """Estimate what each point drifts on a few samples, and walk the knapsack over what they take.
+
+    Without `shares` of a device, work is counted.
+    """
     plans = state_of(model).plan.layers
     shared = {unit.name: unit for unit in units(plans)}
     sensitivities = layer_sensitivities(model, select(samples, slice(0, SAMPLES)))
-    taken = shares or counted_shares(plans)
     offered = unit_options(
-        shared,
-        taken,
-        lambda name, point: sensitivities[name].squared_drift(point),
-        goal.size_weight,
-    )
+        shared, shares or counted_shares(plans),
+        lambda name, point: sensitivities[name].squared_drift(point), size_weight,
+    )  # fmt: skip
     chains = {name: chain(options) for name, options in offered.items()}
-    path = spread(allocations(chains), goal.worst_drift, goal.profiles)
-    named = zip(names_for(len(path)), path, strict=True)
-    profiles = ProfileChain(tuple(layer_profile(shared, a.points, name) for name, a in named))
-    return Targets(shared, chains, chain_shares(shared, chains, taken), profiles)
+    return Path(shared, chains, allocations(chains))
 
 
 def counted_shares(plans: Sequence[LayerPlan]) -> Shares:
