@@ -115,8 +115,8 @@ def test_bench_and_report(made: Made, tmp_path: Path) -> None:
     profiles = [f"t3c-{p.name}" for p in made.exported.profiles]
     assert names == ["full", "ptq8", *profiles]
     keys = {
-        "name", "method", "accuracy", "samples", "latency_ms", "size_bytes", "params", "flops",
-        "drift",
+        "name", "method", "accuracy", "perplexity", "agreement", "neighbours", "below_full_ci95",
+        "samples", "latency_ms", "size_bytes", "params", "flops", "drift",
     }  # fmt: skip
     for variant in result["variants"]:
         assert set(variant) == keys
@@ -125,6 +125,7 @@ def test_bench_and_report(made: Made, tmp_path: Path) -> None:
             "mean", "spectral", "first_order", "epsilon", "worst_case", "coverage",
         }  # fmt: skip
         assert variant["samples"] == 100
+        assert variant["below_full_ci95"][0] < variant["below_full_ci95"][1]
     assert result["variants"][0]["drift"]["mean"] == 0
     assert result["variants"][1]["drift"]["mean"] < 0.2
     assert result["variants"][1]["accuracy"] >= result["variants"][0]["accuracy"] - 0.05

@@ -161,6 +161,8 @@ def test_what_cannot_be_is_said_in_one_line_and_leaves_nothing(
         )  # fmt: skip
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a.t3c").exists()
+    late = message == "abacus"  # an engine is opened when the first stage needs it
+    assert late or not list(tmp_path.iterdir())
 
 
 def test_unlabelled_data_is_judged_by_unchanged_answers(

@@ -85,11 +85,11 @@ def compress(
     out = Path(out)
     _check_asked(out, minutes, max_drop, length)
     work = out.with_name(out.name + WORK)
+    with writing(out, ArtifactError):
+        out.parent.mkdir(parents=True, exist_ok=True)
     with Show(progress) as show, locked(work, error=ArtifactError):
         if fresh:
             shutil.rmtree(work, ignore_errors=True)
-        with writing(work, ArtifactError):
-            work.mkdir(parents=True, exist_ok=True)
         show.say(f"loading {model if isinstance(model, str | Path) else type(model).__name__}")
         given = data if isinstance(data, str | Path | Data) or example is not None else list(data)
         source = open_source(model, _first(given) if example is None else example)
@@ -102,6 +102,8 @@ def compress(
         plan = plan_run(source, parts, minutes, time.monotonic() - started)
         for line in plan.lines():
             show.say(line)
+        with writing(work, ArtifactError):
+            work.mkdir(parents=True, exist_ok=True)
         options = Options(minutes, max_drop, length, engine, threads, seed)
         run = Compression(source, parts, options, Stages(work, show.say), show, plan)
         exported = run.run()
