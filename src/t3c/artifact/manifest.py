@@ -149,7 +149,7 @@ class ProfileEntry(Record):
 
 
 class UnitEntry(Record):
-    """What shares a level under a controller, and the chain of levels it may take, as ranks."""
+    """A unit under a controller, and the chain of levels it may take, stored as ranks."""
 
     name: str
     points: tuple[LayerPoint, ...]

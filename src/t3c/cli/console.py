@@ -1,4 +1,4 @@
-"""What commands share: their options, consoles and progress."""
+"""Options, consoles and progress that commands share."""
 
 from __future__ import annotations
 

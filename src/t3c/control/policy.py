@@ -31,7 +31,7 @@ _TANH = np.maximum.accumulate(
 
 @dataclass(frozen=True)
 class Wish:
-    """What is proposed for one unit: near the levels of its chain, not yet one of them."""
+    """A proposal for one unit: near the levels of its chain, not yet one of them."""
 
     level: float
     bits: float

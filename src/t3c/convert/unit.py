@@ -1,4 +1,4 @@
-"""What shares one budget: a layer, or the projections of an attention block."""
+"""Units of layers that share one budget: a layer, or an attention block's projections."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Run = Callable[[list[Outputs]], Outputs]
 
 
 class Metric(StrEnum):
-    """What quality is measured by."""
+    """The metric of a task's quality."""
 
     ACCURACY = "accuracy"
     AGREEMENT = "agreement"
