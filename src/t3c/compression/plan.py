@@ -14,8 +14,8 @@ from t3c.errors import SpecError
 from t3c.nn.inputs import call, select
 
 LEAST_MINUTES = 1.0
-# Forward passes of one sample that a stage is taken for, and seconds besides: first guesses, too low
-# for ResNet-50 (converting took 227 s, timing 398 s there).
+# Forward passes of one sample that a stage is taken for, and seconds besides: first guesses, too
+# low for ResNet-50 (converting took 227 s there, timing 398 s).
 PASSES = {"convert": 1600, "time": 2500, "export": 9000, "measure": 4000}
 FIXED = {"convert": 5.0, "time": 20.0, "export": 30.0, "measure": 10.0}
 COPIES = 10  # of the weights that are in memory at once: model, original, factors, gradients
