@@ -256,7 +256,7 @@ class Compression:
     def _export_config(self, goal: Goal) -> ExportConfig:
         return ExportConfig(
             engine=self.options.engine, threads=self.options.threads, goal=goal,
-            activations="auto", in_place=True, seed=self.options.seed,
+            activations="auto", seed=self.options.seed,
             timing=CalibrationConfig(
                 rounds=60, grid=9, grid_rounds=20, busy=True, starts=False
             ),

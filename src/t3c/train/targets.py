@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from t3c.certify.sensitivity import layer_sensitivities
+from t3c.certify.sensitivity import PointDrifts, layer_sensitivities
 from t3c.control.knapsack import Allocation, allocations
 from t3c.control.menu import Option, chain
 from t3c.control.options import Shares, chain_shares, layer_profile, unit_options
@@ -80,7 +80,7 @@ def find_path(
     sensitivities = layer_sensitivities(model, select(samples, slice(0, SAMPLES)))
     offered = unit_options(
         shared, shares or counted_shares(plans),
-        lambda name, point: sensitivities[name].squared_drift(point), size_weight,
+        PointDrifts(sensitivities, {plan.spec.name: plan.bits for plan in plans}), size_weight,
     )  # fmt: skip
     chains = {name: chain(options) for name, options in offered.items()}
     return Path(shared, chains, allocations(chains))
