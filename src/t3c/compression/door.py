@@ -99,7 +99,7 @@ def compress(
         samples = read_data(source, given, length=length, watch=show.watch)
         held = None if test is None else read_data(source, test, length=length, watch=show.watch)
         parts = split(samples, held)
-        plan = plan_run(source, parts, minutes, time.monotonic() - started)
+        plan = plan_run(source, parts, minutes, started)
         for line in plan.lines():
             show.say(line)
         with writing(work, ArtifactError):

@@ -27,7 +27,7 @@ from t3c.nn.inputs import Inputs, select, tensors
 from t3c.spec import Factorization, Form, ProfileChain
 from t3c.train.targets import find_path
 
-STATISTICS = 512  # samples that factors are fitted to
+STATISTICS = 256  # samples that factors are fitted to
 PROBED = 32  # samples that two factorizations are compared on
 ALIKE = 0.1  # first-order drift at which they are compared
 ROUNDS = 40

@@ -57,9 +57,7 @@ def time_in_place(
     wanted = [(p, form) for p in chain[:-1] for form in (Form.FACTORED, Form.ALIGNED)]
     for index, (profile, form) in enumerate(wanted):
         watch("timing layers in place", index, len(wanted))
-        forms = {
-            name: form if _below(specs[name], profile, form) else Form.DENSE for name in specs
-        }
+        forms = {name: form if _below(specs[name], profile, form) else Form.DENSE for name in specs}
         if form not in forms.values():
             continue
         times = network.timed(profile, forms)

@@ -43,6 +43,7 @@ from t3c.spec import ImageSpec, ProfileChain, TextSpec
 
 PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
 RANGE_SAMPLES = 16  # set the ranges that candidates are timed with
+PLACED_SAMPLES = 48  # those that they are judged with
 
 
 # Chooses among a draft's profiles, by their table: the name of each that is to be shipped.
@@ -163,10 +164,10 @@ def _chosen(
     candidates: Allocated, packed: Draft, samples: Inputs, bench: Bench, place: Place | None
 ) -> tuple[Allocated, tuple[Pruned, ...]]:
     """Return the candidates to ship: by time and size, or as `place` has them."""
+    few = RANGE_SAMPLES if place is None else PLACED_SAMPLES
+    draft = content.ranged(packed, select(samples, slice(0, few)))
     if place is None:
-        few = select(samples, slice(0, RANGE_SAMPLES))
-        return choose(candidates, content.ranged(packed, few), bench)
-    draft = content.ranged(packed, samples)
+        return choose(candidates, draft, bench)
     return candidates.renamed(place(draft, bench.calibrated(draft, quick=True))), ()
 
 
