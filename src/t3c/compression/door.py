@@ -22,6 +22,7 @@ from t3c.compression.stages import Stages
 from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, replacing, writing
+from t3c.measure.memory import keep_freed
 from t3c.report.progress import Show
 
 WORK = ".work"
@@ -82,6 +83,7 @@ def compress(
     >>> print(made)  # doctest: +SKIP
     """
     started = time.monotonic()
+    keep_freed()
     out = Path(out)
     _check_asked(out, minutes, max_drop, length)
     work = out.with_name(out.name + WORK)

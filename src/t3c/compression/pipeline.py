@@ -14,11 +14,11 @@ from torch import nn
 
 from t3c.artifact.devices import LayerTiming
 from t3c.compression.choice import Choice, best, choices_of
-from t3c.compression.compare import Placing, plain_int8
+from t3c.compression.compare import Placing, plain_int8, run_of
 from t3c.compression.data import Data, Parts
 from t3c.compression.elastic import (
     STATISTICS,
-    choose_factorization,
+    choose_kernels,
     keep_elastic,
     make_elastic,
     restore_elastic,
@@ -39,12 +39,12 @@ from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.int8 import Int8, keep_int8, kept_int8
 from t3c.evidence.original import write_original
-from t3c.evidence.quality import Scorer
+from t3c.evidence.quality import Run, Scorer
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.exporter.allocate import measured_shares
 from t3c.nn.inputs import Inputs
 from t3c.report.progress import Show
-from t3c.spec import Factorization, Goal, TextSpec
+from t3c.spec import Goal, TextSpec
 from t3c.train.targets import Path as Route
 from t3c.train.targets import find_path
 
@@ -114,21 +114,25 @@ class Compression:
         source, batches = self.source, self._statistics()
 
         def make(folder: Path) -> Mapping[str, Any]:
-            way, choice = choose_factorization(source.model, source.example, batches, self.engine)
+            kernels, choice = choose_kernels(source.model, source.example, batches, self.engine)
             smooth = _linears(source.model)
             make_elastic(
-                source.model, source.example, batches, way, smooth=smooth, watch=self.show.watch
+                source.model, source.example, batches, kernels, smooth=smooth, watch=self.show.watch
             )
             keep_elastic(source.model, folder / KEPT)
             chosen = [] if choice is None else [choice.model_dump()]
-            return {"convolution": str(way), "smooth": smooth, "choices": chosen}
+            return {
+                "kernels": {n: str(k) for n, k in kernels.items()},
+                "smooth": smooth,
+                "choices": chosen,
+            }
 
         stage = self.stages.run("convert", self.made_from, make)
         self.choices += choices_of(stage.result)
         if STATE not in source.model.__dict__:  # the stage was done before
             make_elastic(
                 source.model, source.example, batches[:1],
-                Factorization(stage.result["convolution"]), smooth=stage.result["smooth"],
+                stage.result["kernels"], smooth=stage.result["smooth"],
             )  # fmt: skip
             restore_elastic(source.model, stage.folder / KEPT)
         return stage
@@ -238,8 +242,7 @@ class Compression:
 
         def make(folder: Path) -> Mapping[str, Any]:
             judge = judge_of(source, parts.placement, self.options.max_drop)
-            run = run_original(state_of(model).original, source.example)
-            scorer = Scorer.of(judge, parts.placement.arrays(), run)
+            scorer = Scorer.of(judge, parts.placement.arrays(), self._answered())
             placing = Placing(self.engine, scorer, self.plain, self.show.watch)
             pictures = source.pictures
             export(
@@ -260,6 +263,13 @@ class Compression:
 
         return self.stages.run("export", {"of": trained.key}, make)
 
+    def _answered(self) -> Run:
+        """Return the original as a function of arrays, in float on the engine where that can."""
+        if isinstance(self.engine, OpenVINO):
+            read = self.engine.read(self.original.read_bytes())
+            return run_of(self.engine.compile_read(read))
+        return run_original(state_of(self.source.model).original, self.source.example)
+
     def _statistics(self) -> list[Inputs]:
         part = self.parts.train.at(slice(0, STATISTICS))
         return [batch[0] if isinstance(batch, tuple) else batch for batch in part.batches(32)]
@@ -269,7 +279,7 @@ class Compression:
             engine=self.options.engine, threads=self.options.threads, goal=goal,
             activations="auto", seed=self.options.seed,
             timing=CalibrationConfig(
-                rounds=60, grid=9, grid_rounds=20, busy=True, starts=False
+                rounds=45, grid=6, grid_rounds=15, busy=True, starts=False
             ),
             certificate=CertifyConfig(
                 worst_samples=0, monitor=False, estimates=EstimateConfig(samples=4, path_samples=0)
