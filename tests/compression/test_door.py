@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import t3c
-from conftest import counted_profiles, supply_times
+from conftest import counted, counted_profiles, supply_times
 from t3c.artifact.reader import Artifact
 from t3c.compression import compare, elastic, pipeline, teach
 from t3c.compression.door import Compressed, compress
+from t3c.compression.plan import RunPlan
 from t3c.device import calibrate as calibration
 from t3c.errors import ArtifactError, DataError, SpecError, T3CError
 from t3c.zoo.digits import Digits
@@ -29,16 +30,14 @@ def hurried(patch: pytest.MonkeyPatch) -> None:
     """Times follow from the work, and little is measured or trained."""
     supply_times(patch)
     patch.setattr(calibration._Run, "measure", counted_profiles)
-    timing = sys.modules["t3c.exporter.timing"]
-    patch.setattr(timing, "time_in_place", lambda draft, engine, layers, **_: layers)
     patch.setattr(compare, "ROUNDS", 3)
-    patch.setattr(elastic, "ROUNDS", 3)
+    patch.setattr(elastic, "time_layer", lambda engine, spec, ranks: counted(None, [(spec, ranks)]))
     patch.setattr(pipeline, "AIMS", (0.2, 0.5))
     patch.setattr(pipeline, "CANDIDATES", 2)
     patch.setattr(sys.modules["t3c.compression.measure"], "ROUNDS", 3)
     patch.setattr(teach, "PROBE_STEPS", 1)
     patch.setattr(teach, "_step_seconds", lambda lesson: 2.0)
-    patch.setattr(pipeline, "training_seconds", lambda plan: 60.0)
+    patch.setattr(RunPlan, "left", lambda plan, spent: 60.0)
 
 
 def asked(trained: nn.Module, digits: Digits, out: Path, **more: Any) -> Compressed:
@@ -98,7 +97,7 @@ def test_what_is_done_is_not_done_again(
     with pytest.raises(ArtifactError, match=r"digits.t3c exists: name another"):
         asked(trained, digits, made.path)
     kept = made.path.rename(tmp_path / "kept.t3c")
-    for name in ("make_elastic", "choose_factorization", "probe", "teach", "export"):
+    for name in ("make_elastic", "choose_kernels", "probe", "teach", "export"):
         monkeypatch.setattr(pipeline, name, refuse(name, getattr(pipeline, name)))
     again = asked(trained, digits, made.path)
     assert Artifact(again.path).content == Artifact(kept).content

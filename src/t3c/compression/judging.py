@@ -15,6 +15,7 @@ from t3c.evidence.quality import MAX_DROP, Array, Judge, Metric, Outputs, Run
 from t3c.nn.inputs import Inputs, call, evaluating
 from t3c.nn.view import at
 from t3c.spec import Profile
+from t3c.train.precision import multiplying
 
 BATCH = 32
 
@@ -65,7 +66,7 @@ def view_losses(
     whole = judge.metric is not Metric.PERPLEXITY  # logits of all texts are too large to hold
 
     def answered(part: slice) -> Outputs:
-        return call(model, data.at(part).inputs).numpy()
+        return call(model, data.at(part).inputs).float().numpy()
 
     def losses(answers: Callable[[slice], Outputs], original: Outputs | None) -> Array:
         if original is None:
@@ -81,5 +82,5 @@ def view_losses(
         losses(original, None) if reference is None else judge.expected_losses(reference, reference)
     )
     for profile in profiles:
-        with evaluating(model), at(model, profile):
+        with evaluating(model), at(model, profile), multiplying("auto"):
             yield losses(answered, reference)

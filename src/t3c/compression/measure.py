@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from t3c.compression.pipeline import Compression
 
 ARTIFACT, ORIGINAL, TEST = "artifact.t3c", "original.onnx", "test.npz"
-ROUNDS = 200
+ROUNDS = 120
 
 
 def measure(run: Compression, exported: Path) -> Mapping[str, Any]:

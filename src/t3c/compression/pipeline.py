@@ -52,6 +52,7 @@ KEPT, INT8 = "elastic.safetensors", "int8.xml"
 CANDIDATES = 6  # profiles asked of the exporter; it measures twice as many to choose from
 SIZE_WEIGHT = 0.2  # of bytes against time: profiles are placed by time, size is a by-product
 AIMS = (0.1, 0.15, 0.22, 0.32, 0.5, 0.8)  # first-order drifts that the smallest profile may have
+AIMED = 64  # samples that they are judged on
 CALIBRATION = 300  # samples that plain int8 is calibrated on, as NNCF does by default
 
 
@@ -220,6 +221,7 @@ class Compression:
 
     def _aim(self, validation: Data, path: Route) -> Choice:
         """Return the drift that the smallest profile may have: where it loses what tiny may."""
+        validation = validation.at(slice(0, AIMED))
         judge = judge_of(self.source, validation, self.options.max_drop)
         wanted = 2 * TINY_TIMES * judge.limit  # training and rounding move it; placement decides
         smallest = [path.profile(path.within(worst), "tiny") for worst in AIMS]
@@ -282,7 +284,7 @@ class Compression:
                 rounds=45, grid=6, grid_rounds=15, busy=True, starts=False
             ),
             certificate=CertifyConfig(
-                worst_samples=0, monitor=False, estimates=EstimateConfig(samples=4, path_samples=0)
+                worst_samples=0, monitor=False, estimates=EstimateConfig(samples=2, path_samples=0)
             ),
         )  # fmt: skip
 
