@@ -74,7 +74,7 @@ def test_the_ledger_says_how_far_each_engine_is_from_torch(made: Made) -> None:
     for engine in ("openvino", "onnxruntime"):
         rows = [row for row in ledger.parity if row.engine == engine]
         assert [row.profile for row in rows] == names
-        assert all(0 <= row.rounded < 0.02 and 0 <= row.largest < 0.1 for row in rows)
+        assert all(0 <= row.rounded < 0.03 and 0 <= row.largest < 0.1 for row in rows)
         assert len({row.stored for row in rows}) == len(names)
 
 
@@ -143,7 +143,7 @@ def test_forms_are_the_faster_ones(
         [made.digits.calibration[0][:120]],
         ExportConfig(goal=Goal(profiles=3, worst_drift=1.0), timing=quick(2), certificate=LIGHT),
     )
-    assert all(p.rounded < 0.025 for p in exported.parity)
+    assert all(p.rounded < 0.035 for p in exported.parity)
     runtime = t3c.load(tmp_path / "a.t3c")
     specs = runtime.artifact.manifest.specs
     low = [
