@@ -17,7 +17,8 @@ from t3c.engines import Engine, Session
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.evidence.int8 import Int8, ptq8, ptq8w
-from t3c.evidence.quality import Run, Scorer
+from t3c.evidence.quality import Scorer
+from t3c.evidence.served import run_of
 
 ROUNDS = 60
 Watch = Callable[[str, int, int], object]
@@ -45,11 +46,6 @@ def plain_int8(
     make = ptq8w if weight_only else ptq8
     made = make(engine.read(original.SerializeToString()), samples, transformer=transformer)
     return PlainInt8(made, engine.compile_read(made.model))
-
-
-def run_of(session: Session) -> Run:
-    """Return a session as a function of inputs that gives its first output."""
-    return lambda inputs: session.run(inputs)[0]
 
 
 @dataclass

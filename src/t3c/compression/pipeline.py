@@ -22,8 +22,8 @@ from t3c.compression.elastic import (
     make_elastic,
     restore_elastic,
 )
-from t3c.compression.judging import judge_of, run_original, view_losses
-from t3c.compression.measure import ARTIFACT, ORIGINAL
+from t3c.compression.judging import judge_of, view_losses
+from t3c.compression.measure import ARTIFACT, ORIGINAL, judge_profiles
 from t3c.compression.place import TINY_TIMES, Row
 from t3c.compression.plan import RunPlan, training_seconds
 from t3c.compression.source import Source, Task
@@ -35,9 +35,11 @@ from t3c.convert.state import STATE
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines import Engine, open_engine
 from t3c.evidence.certify import CertifyConfig
+from t3c.evidence.drifts import model_reference
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import to_original, write_original
-from t3c.evidence.quality import Run, Scorer
+from t3c.evidence.quality import Scorer
+from t3c.evidence.served import Run
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.exporter.allocate import measured_shares
 from t3c.nn.inputs import Inputs
@@ -229,6 +231,7 @@ class Compression:
                 text=_text(source), timed=timed, ranges=parts.ranges.inputs, place=placing,
                 say=self.show.say, watch=self.show.watch,
             )  # fmt: skip
+            judge_profiles(self, folder)
             assert placing.placed is not None
             rows = [
                 {"candidate": r.candidate, "p50": r.p50, "size": r.size, "drop": r.drop,
@@ -247,7 +250,7 @@ class Compression:
         )  # fmt: skip
 
     def _original(self) -> Run:
-        return run_original(state_of(self.source.model).original, self.source.example)
+        return model_reference(state_of(self.source.model).original, self.source.example)
 
     def _statistics(self) -> list[Inputs]:
         part = self.parts.train.at(slice(0, STATISTICS))
