@@ -20,7 +20,7 @@ from t3c.artifact.ledger import QualityEntry
 from t3c.artifact.reader import LEDGER, Artifact
 from t3c.artifact.trim import trim
 from t3c.certify.slices import digest, sample_keys
-from t3c.cli.app import app
+from t3c.cli import app
 from t3c.errors import CorruptError
 from t3c.evidence.drifts import session_reference
 from t3c.evidence.original import read_onnx
