@@ -16,7 +16,8 @@ from t3c.engines import Engine, Session
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.evidence.int8 import Int8, ptq8, ptq8w
-from t3c.evidence.quality import Run, Scorer
+from t3c.evidence.quality import Scorer
+from t3c.evidence.served import run_of
 
 ROUNDS = 60
 BEYOND = 2  # candidates in a row that lose more than tiny may: smaller ones do too
@@ -34,11 +35,6 @@ def plain_int8(
     """Quantize the original, a file in ONNX, as one would without T3C."""
     make = ptq8w if weight_only else ptq8
     return make(engine.read(original.read_bytes()), samples, transformer=transformer)
-
-
-def run_of(session: Session) -> Run:
-    """Return a session as a function of inputs that gives its first output."""
-    return lambda inputs: session.run(inputs)[0]
 
 
 @dataclass
