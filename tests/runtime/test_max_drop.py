@@ -21,6 +21,7 @@ from t3c.artifact.reader import LEDGER, Artifact
 from t3c.artifact.trim import trim
 from t3c.certify.slices import digest, sample_keys
 from t3c.cli import app
+from t3c.engines import open_engine
 from t3c.errors import CorruptError
 from t3c.evidence.drifts import session_reference
 from t3c.evidence.original import read_onnx
@@ -161,7 +162,7 @@ def judged(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scorer(made: Made, metric: Metric) -> Scorer:
     images, labels = (value[:COUNT].numpy() for value in made.digits.test)
-    original = made.runtime.engine.compile(read_onnx(made.folder / "original.onnx"))
+    original = open_engine("openvino").compile(read_onnx(made.folder / "original.onnx"))
     judge = Judge(metric, 0.005, labels if metric is Metric.ACCURACY else None)
     return Scorer.of(judge, [images], session_reference(original))
 
@@ -286,7 +287,7 @@ def test_the_command_line_takes_and_shows_it(judged: Path, made: Made) -> None:
     def told(*command: object) -> str:
         done = CliRunner().invoke(app, [*map(str, command)], env={"COLUMNS": "200"})
         assert done.exit_code == 0, done.output
-        return done.output
+        return done.stdout
 
     largest = max(0.0, *(row.drop for row in rows_of(judged)))
     asked = ("run", judged, "--input", made.folder / "one.npy", "--max-drop")
