@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -110,8 +110,9 @@ profiles = st.tuples(speeds, known, known)
 
 @given(
     st.lists(profiles, min_size=1, max_size=6), st.none() | st.sampled_from((0.001, 0.02, 0.2)),
-    st.floats(0, 0.2), st.floats(0, 0.2),
+    st.sampled_from((0.0, 0.002, 0.01, 0.05)), st.sampled_from((0.0, 0.003, 0.03, 0.2)),
 )  # fmt: skip
+@settings(max_examples=300)
 def test_a_larger_cap_never_gives_a_slower_profile(
     rows: list[tuple[float, float | None, float | None]],
     drift: float | None,
@@ -132,6 +133,15 @@ def test_a_larger_cap_never_gives_a_slower_profile(
     kept = tight.drop is not None and tight.drop <= cap
     kept = kept and (drift is None or (tight.drift is not None and tight.drift <= drift))
     assert warned is not kept
+
+
+def test_what_is_smaller_and_slower_than_the_largest_does_not_serve_for_a_loss() -> None:
+    """Else a cap that `small` keeps would be served more slowly than one that none keeps."""
+    chain = [candidate("small", 5, drop=0.01), candidate("max", 2, drop=0.02)]
+    for cap in (0.005, 0.01, 0.02):
+        found = select(chain, Budget(max_drop=cap))
+        assert found.profile == "max"
+        assert [w.code for w in found.warnings] == [Code.OVER_DROP] * (cap < 0.02)
 
 
 def test_load_does_not_break_a_cap_that_the_choice_keeps() -> None:
