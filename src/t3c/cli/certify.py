@@ -18,8 +18,6 @@ from t3c.cli.console import (
     need,
     out_console,
     print_json,
-    progress,
-    watcher,
 )
 from t3c.errors import DataError
 from t3c.files import write_atomic
@@ -49,16 +47,18 @@ def certify(
         Path | None, typer.Option(help="An .npz of other samples, to check the bounds on")
     ] = None,
     gain_samples: Annotated[int, typer.Option(min=1, help="Samples that estimates are from")] = 16,
-    worst_samples: Annotated[
-        int, typer.Option(min=0, help="Samples the worst case is evaluated at")
-    ] = 4,
-    monitor: Annotated[bool, typer.Option(help="Also model activations for a monitor")] = True,
+    worst_case: Annotated[
+        bool, typer.Option("--worst-case", help="Also a bound with no probability: takes long")
+    ] = False,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Also model activations for a monitor")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="The picture to write; default certificates.svg inside")
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Certify every profile on this engine: epsilon, first order, spectral, worst case.
+    """Certify every profile on this engine: epsilon, first order, spectral.
 
     A quarter of the data scales the bounds, the rest makes them; none of it may have set an
     activation range. The ledger and the model card of the artifact are written anew.
@@ -73,7 +73,7 @@ def certify(
         delta=delta,
         measures=tuple(dict.fromkeys(["absolute", *(measure or ())])),
         estimates=EstimateConfig(samples=gain_samples),
-        worst_samples=worst_samples,
+        worst_case=worst_case,
         monitor=monitor,
         flip_cap=flip_cap,
     )
@@ -82,12 +82,11 @@ def certify(
     if slices is not None and slices not in others:
         held = ", ".join(others) or "no array beside the inputs"
         raise DataError(f"{data}: no array {slices}: it holds {held}")
-    with progress() as bar:
-        found = certify_artifact(
-            artifact, samples, original or artifact.parent / "original.onnx", config,
-            engine=engine, threads=threads, labels=others[slices] if slices else None,
-            held_out=None if test is None else read_samples(test, model)[0], watch=watcher(bar),
-        )  # fmt: skip
+    found = certify_artifact(
+        artifact, samples, original or artifact.parent / "original.onnx", config,
+        engine=engine, threads=threads, labels=others[slices] if slices else None,
+        held_out=None if test is None else read_samples(test, model)[0],
+    )  # fmt: skip
     picture = plot or artifact / "certificates.svg"
     write_atomic(picture, certificate_picture(found).encode())
     payload = found.model_dump(mode="json", exclude={"keys", "monitors", "forms"})

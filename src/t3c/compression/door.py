@@ -22,7 +22,7 @@ from t3c.compression.stages import Stages
 from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, replacing, writing
-from t3c.report.progress import Show
+from t3c.progress import showing
 
 WORK = ".work"
 
@@ -87,7 +87,7 @@ def compress(
     work = out.with_name(out.name + WORK)
     with writing(out, ArtifactError):
         out.parent.mkdir(parents=True, exist_ok=True)
-    with Show(progress) as show, locked(work, error=ArtifactError):
+    with showing(progress) as show, locked(work, error=ArtifactError):
         if fresh:
             shutil.rmtree(work, ignore_errors=True)
         show.say(f"loading {model if isinstance(model, str | Path) else type(model).__name__}")

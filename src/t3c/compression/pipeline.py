@@ -41,7 +41,7 @@ from t3c.evidence.quality import Run, Scorer
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.exporter.allocate import measured_shares
 from t3c.nn.inputs import Inputs
-from t3c.report.progress import Show
+from t3c.progress import Show
 from t3c.spec import Factorization, Goal, TextSpec
 from t3c.train.targets import find_path
 
@@ -177,7 +177,7 @@ class Compression:
         def make(folder: Path) -> Mapping[str, Any]:
             if not planned.steps:
                 return {"choices": [], "trained": False}
-            choice = teach(lesson(goal), planned, folder / "run", self.show.watch)
+            choice = teach(lesson(goal), planned, folder / "run")
             keep_elastic(model, folder / KEPT)
             return {"choices": [choice.model_dump()], "trained": True}
 
@@ -227,7 +227,6 @@ class Compression:
                 name=source.name, image=None if pictures is None else pictures.image,
                 classes=source.classes, axes=self.axes, tokenizer=source.tokenizer,
                 text=_text(source), timed=timed, ranges=parts.ranges.inputs, place=placing,
-                say=self.show.say, watch=self.show.watch,
             )  # fmt: skip
             assert placing.placed is not None
             rows = [
@@ -260,9 +259,7 @@ class Compression:
             timing=CalibrationConfig(
                 rounds=60, grid=9, grid_rounds=20, busy=True, starts=False
             ),
-            certificate=CertifyConfig(
-                worst_samples=0, monitor=False, estimates=EstimateConfig(samples=4, path_samples=0)
-            ),
+            certificate=CertifyConfig(estimates=EstimateConfig(samples=4, path_samples=0)),
         )  # fmt: skip
 
 

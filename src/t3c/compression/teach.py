@@ -136,7 +136,7 @@ def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
     return Plan(left, float(taken), _choice(tried, taken, f"after {steps} steps each"))
 
 
-def teach(lesson: Lesson, plan: Plan, folder: Path, watch: Watch) -> Choice:
+def teach(lesson: Lesson, plan: Plan, folder: Path) -> Choice:
     """Train the model in place; where validation drifts more than before, it is as it was."""
     profiles = lesson.profiles()
     before = drift_of(lesson.model, profiles, lesson.validation)
@@ -144,7 +144,6 @@ def teach(lesson: Lesson, plan: Plan, folder: Path, watch: Watch) -> Choice:
     fit(
         lesson.model, lesson.batches(), lesson.config(plan.steps, plan.learning_rate),
         keep=Keep(folder, resume=True), shares=lesson.shares,
-        on_step=lambda step, _: watch("training once", step + 1, plan.steps),
     )  # fmt: skip
     after = drift_of(lesson.model, profiles, lesson.validation)
     tried = {"untrained": before, f"{plan.steps} steps at {plan.learning_rate:g}": after}

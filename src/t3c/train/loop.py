@@ -16,6 +16,7 @@ from t3c.convert import state_of
 from t3c.errors import TrainError
 from t3c.nn.inputs import Inputs, evaluating
 from t3c.nn.view import sort_
+from t3c.progress import showing
 from t3c.spec import ImageSpec, Profile, ProfileChain
 from t3c.train.augment import Augmentation
 from t3c.train.checkpoint import alone
@@ -59,6 +60,7 @@ def fit(
     keep: Keep | None = None,
     shares: Shares | None = None,
     on_step: OnStep | None = None,
+    progress: bool = True,
 ) -> History:
     """Train an elastic model in place so that it is good at every profile.
 
@@ -68,6 +70,8 @@ def fit(
     is measured at tiny, med and max on the way; `image` says how pictures are normalised, which
     augmentations need. With `keep` the run leaves a record and can be taken up again. `shares` says
     what layer points take on the device that is trained for; otherwise their work is counted.
+    `on_step(step, values)` gets the terms of each step; how far it is is told on stderr unless
+    `progress` is False.
     """
     config = config or TrainConfig()
     state_of(model)  # not elastic: say so before anything is written
@@ -80,6 +84,7 @@ def fit(
     with evaluating(model), moving(model, config), ExitStack() as stack:
         if folder is not None:
             stack.enter_context(alone(folder))
+        show = stack.enter_context(showing(progress and processes.main))
         run = Run(model, batches, config, keep, shares)
         network = NetworkTerms(model, task, config, augmentation, processes, run.last())
         processes.check_same(run.fingerprinted())
@@ -94,6 +99,7 @@ def fit(
             recorder.log(step, "train", values | {"learning_rate": run.rate(step)})
             if on_step is not None:
                 on_step(step, values)
+            show.watch(f"training: {_shown(values)}", step + 1, config.steps)
             if config.masks and step + 1 == config.steps:
                 sort_(model)  # what is validated and kept last is what is returned
             if validation is not None and _due(step, config.steps // VALIDATIONS, config):
@@ -162,6 +168,11 @@ def _descend(
 def _due(step: int, every: int, config: TrainConfig) -> bool:
     """Every so many steps, and after the last."""
     return (step + 1) % max(1, every) == 0 or step + 1 == config.steps
+
+
+def _shown(values: Mapping[str, float]) -> str:
+    """Return the terms that weigh something in one line."""
+    return ", ".join(f"{name} {value:.3g}" for name, value in values.items() if value)
 
 
 def _value(term: Tensor | None) -> float:
