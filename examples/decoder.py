@@ -93,7 +93,7 @@ def run(given: argparse.Namespace) -> None:
     statistics = [{"input_ids": part} for part in train[:STATISTICS].split(BATCH)]
     t3c.elasticize_(model, statistics[0], calibration=statistics)
     t3c.fit(
-        model, [({"input_ids": part}, part) for part in train.split(BATCH)], training,
+        model, [{"input_ids": part} for part in train.split(BATCH)], training,
     )  # fmt: skip
     t3c.export(
         model, given.out, [{"input_ids": calibration}], EXPORT, name=loaded.name, axes=AXES,

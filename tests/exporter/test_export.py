@@ -242,6 +242,28 @@ class Parts(nn.Module):
         return {"logits": self.head(f.adaptive_avg_pool2d(x, 1).flatten(1))}
 
 
+class Named(nn.Module):
+    """A network that takes its inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+
+    def forward(self, features: Tensor) -> Tensor:
+        z: Tensor = self.layers(features)
+        return z
+
+
+def test_labels_in_mappings_are_not_traced(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Named(), torch.randn(60, 32)
+    batches = [{"features": x, "labels": torch.zeros(60).long()}]
+    elasticize_(model, batches[0], calibration=batches)
+    config = ExportConfig(goal=Goal(profiles=2), timing=quick(1), certificate=LIGHT)
+    export(model, tmp_path / "a.t3c", batches, config)
+    assert [entry.name for entry in t3c.load(tmp_path / "a.t3c").inputs] == ["features"]
+
+
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
 def test_parts_of_networks_on_the_engine_they_were_exported_for(
     engine: str, tmp_path: Path

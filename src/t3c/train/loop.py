@@ -64,8 +64,8 @@ def fit(
 ) -> History:
     """Train an elastic model in place so that it is good at every profile.
 
-    `batches` yields (inputs, target) and is gone through again as often as needed. The teacher is
-    the original, since drift is measured from it; norms and dropout stay in evaluation mode. The
+    `batches` yields inputs, (inputs, target) or mappings with `labels`, and is gone through again as
+    often as needed; targets are for the term `task` alone. The teacher is the original, since drift is measured from it; norms and dropout stay in evaluation mode. The
     task is the loss that `config` names, or a `loss(outputs, target)` of one's own; `validation`
     is measured at tiny, med and max on the way; `image` says how pictures are normalised, which
     augmentations need. With `keep` the run leaves a record and can be taken up again. `shares` says
