@@ -52,6 +52,8 @@ def inspect(
         size, bits = f"{row.size_bytes / 1e6:.3f}", f"{row.mean_bits:.1f}"
         table.add_row(row.name, size, bits, cell(row.epsilon, ".4f"), *times)
     console.print(table)
+    for device, told in summary.disturbed.items():
+        console.print(f"warning: {device}: {told}", soft_wrap=True)
     console.print(f"content {summary.content}{', content hashes verified' if verify else ''}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from t3c.evidence.original import to_original, write_original
 from t3c.evidence.quality import Run, Scorer
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.exporter.allocate import measured_shares
+from t3c.measure.quiet import Conditions
 from t3c.nn.inputs import Inputs
 from t3c.progress import Show
 from t3c.spec import Factorization, Goal, TextSpec
@@ -141,11 +142,14 @@ class Compression:
             return {
                 "layers": [t.model_dump(mode="json") for t in timed.layers],
                 "activations": timed.activations,
+                "conditions": None if timed.conditions is None else asdict(timed.conditions),
             }
 
         stage = self.stages.run("time", {"of": converted.key}, make)
         layers = tuple(LayerTiming.model_validate(one) for one in stage.result["layers"])
-        return Timed(layers, stage.result["activations"]), stage
+        known = stage.result["conditions"]
+        conditions = None if known is None else Conditions(**known)
+        return Timed(layers, stage.result["activations"], conditions), stage
 
     def _train(self, converted: Stage, timed: Timed, timing: Stage) -> Stage:
         """Aim at the profiles that will be shipped, probe, train, keep what validates better."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from t3c.artifact.card import write_card
-from t3c.artifact.devices import DeviceTable, LayerTiming
+from t3c.artifact.devices import DeviceTable
 from t3c.artifact.draft import Draft
 from t3c.artifact.folder import staged
 from t3c.artifact.graph import Axes
@@ -36,8 +36,10 @@ from t3c.exporter.config import ExportConfig
 from t3c.exporter.described import Described
 from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
 from t3c.exporter.timing import Timed, time_traced
+from t3c.measure.quiet import combined
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
 from t3c.progress import Show, showing
+from t3c.runtime.placed import disturbance
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.tokens import read_tokenizer
 from t3c.spec import ImageSpec, ProfileChain, TextSpec
@@ -120,7 +122,7 @@ def export(
         if timed is None:
             show.say(f"timing layer points on {engine.name}, {engine.threads} threads")
             timed = time_traced(model, described.traced, engine, config, show.watch)
-        bench = Bench(engine, timed.layers, config, show)
+        bench = Bench(engine, timed, config, show)
         show.say(f"layers take {timed.activations} activations")
         show.say("allocating ranks and bits")
         # More candidates than are shipped, most where budgets are to be met.
@@ -135,6 +137,8 @@ def export(
         show.say(f"timing {len(candidates.profiles)} candidate profiles")
         chosen, pruned = _chosen(candidates, packed, parts.quantizer, bench, place)
         shipped = _shipped(folder, model, packed, chosen, parts.quantizer, bench)
+        if (found := disturbance(path, shipped.table)) is not None:
+            show.say(f"warning: {found}")
         show.say(f"certifying on {len(tensors(parts.scores)[0])} samples")
         ledger = _certified(model, shipped.runtime, parts, config, show.watch, free)
         write_card(shipped.runtime.artifact)
@@ -149,7 +153,7 @@ class Bench:
     """An engine to measure on: what layers take there, how it is measured, where progress goes."""
 
     engine: Engine
-    timings: Sequence[LayerTiming]
+    timed: Timed
     config: ExportConfig
     show: Show
 
@@ -157,7 +161,12 @@ class Bench:
         """Return the table of an artifact; a quick one has no grid and no cold starts."""
         how = self.config.timing
         how = replace(how, grid=0, starts=False) if quick else how
-        return calibrate(artifact, self.engine, how, timings=self.timings, watch=self.show.watch)
+        table = calibrate(
+            artifact, self.engine, how, timings=self.timed.layers, watch=self.show.watch
+        )
+        assert table.conditions is not None
+        conditions = combined(self.timed.conditions, table.conditions)
+        return table.model_copy(update={"conditions": conditions})
 
 
 def _chosen(

@@ -19,17 +19,19 @@ from t3c.exporter.allocate import Allocated
 from t3c.exporter.config import ExportConfig
 from t3c.exporter.described import Described
 from t3c.graph.context import float_outputs
-from t3c.measure.quiet import watchful
+from t3c.measure.quiet import Conditions, watchful
 from t3c.nn.inputs import evaluating
 from t3c.spec import LayerPoint, Profile, ProfileChain
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What layer points take on a device, and the activations that they do so on."""
+    """What layer points take on a device, the activations that they do so on, and the conditions
+    they were measured under, where those are known."""
 
     layers: tuple[LayerTiming, ...]
     activations: Literal["int8", "float"]
+    conditions: Conditions | None = None
 
 
 def time_points(
@@ -59,21 +61,19 @@ def time_traced(
     asked = config.activations
     kinds: list[Literal["int8", "float"]] = ["int8", "float"] if asked == "auto" else [asked]
     tops = {spec.name: (spec.runs, served[-1]) for spec, served in ranks}
-    found = []
+    found, quiet = [], watchful(True)
     for kind in kinds:
-        timings = time_layers(
-            engine, ranks, to_float, activations=kind, quiet=watchful(True), watch=watch
-        )
+        timings = time_layers(engine, ranks, to_float, activations=kind, quiet=quiet, watch=watch)
         whole = sum(
             tops[t.layer][0] * min(t.ms.values()) for t in timings if t.rank == tops[t.layer][1]
         )
         found.append((whole, Timed(timings, kind)))
     best = min(found, key=lambda one: one[0])[1]
     if not config.in_place:
-        return best
+        return replace(best, conditions=quiet.conditions)
     draft = _every_rank(model, traced, weight_only=best.activations == "float")
-    layers = time_in_place(draft, engine, best.layers, quiet=watchful(True), watch=watch)
-    return replace(best, layers=layers)
+    layers = time_in_place(draft, engine, best.layers, quiet=quiet, watch=watch)
+    return replace(best, layers=layers, conditions=quiet.conditions)
 
 
 def _every_rank(model: nn.Module, traced: Traced, *, weight_only: bool) -> Draft:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import onnx
 
@@ -17,6 +18,16 @@ from t3c.errors import CorruptError
 from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate
 from t3c.spec import Certificate, Profile
+
+
+def disturbance(path: Path, table: DeviceTable) -> Remark | None:
+    """Return what to say of an artifact's table whose measurement was disturbed; else None."""
+    if not table.disturbed:
+        return None
+    causes = [f"times went up by {table.spread:.0%} for a while"]
+    if table.conditions is not None and table.conditions.disturbed:
+        causes.insert(0, table.conditions.reason)
+    return Remark(Code.DISTURBED, other=str(path), causes=tuple(causes))
 
 
 class Placed:

@@ -64,14 +64,14 @@ def fit(
 ) -> History:
     """Train an elastic model in place so that it is good at every profile.
 
-    `batches` yields inputs, (inputs, target) or mappings with `labels`, and is gone through again as
-    often as needed; targets are for the term `task` alone. The teacher is the original, since drift is measured from it; norms and dropout stay in evaluation mode. The
-    task is the loss that `config` names, or a `loss(outputs, target)` of one's own; `validation`
-    is measured at tiny, med and max on the way; `image` says how pictures are normalised, which
-    augmentations need. With `keep` the run leaves a record and can be taken up again. `shares` says
-    what layer points take on the device that is trained for; otherwise their work is counted.
-    `on_step(step, values)` gets the terms of each step; how far it is is told on stderr unless
-    `progress` is False.
+    `batches` yields inputs, (inputs, target) or mappings with `labels`, and is gone through again
+    as often as needed; the term `task` alone reads targets. The teacher is the original, since
+    drift is measured from it; norms and dropout stay in evaluation mode. The task is the loss that
+    `config` names, or a `loss(outputs, target)` of one's own; `validation` is measured at tiny, med
+    and max on the way; `image` says how pictures are normalised, which augmentations need. With
+    `keep` the run leaves a record and can be taken up again. `shares` says what layer points take
+    on the device that is trained for; otherwise their work is counted. `on_step(step, values)` gets
+    the terms of each step; how far it is is told on stderr unless `progress` is False.
     """
     config = config or TrainConfig()
     state_of(model)  # not elastic: say so before anything is written
