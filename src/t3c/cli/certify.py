@@ -18,7 +18,9 @@ from t3c.cli.console import (
     need,
     out_console,
     print_json,
+    say_kept,
 )
+from t3c.compression.kept import CALIBRATION, ORIGINAL, find_kept
 from t3c.errors import DataError
 from t3c.files import write_atomic
 from t3c.report.terminal import cell
@@ -27,9 +29,12 @@ from t3c.runtime.reading import read_samples
 
 def certify(
     artifact: ArtifactArg,
-    data: Annotated[Path, typer.Option(help="An .npz of samples that nothing was tuned on")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="An .npz of samples nothing was tuned on; default what compress kept"),
+    ] = None,
     original: Annotated[
-        Path | None, typer.Option(help="The original in ONNX; default original.onnx beside it")
+        Path | None, typer.Option(help="The original in ONNX; default what compress kept")
     ] = None,
     engine: EngineOpt = "openvino",
     threads: ThreadsOpt = None,
@@ -78,12 +83,15 @@ def certify(
         flip_cap=flip_cap,
     )
     model = Artifact(artifact, verify=False).manifest.model
-    samples, others = read_samples(data, model)
+    certified = data or find_kept(artifact, CALIBRATION, "--data", beside=False)
+    reference = original or find_kept(artifact, ORIGINAL, "--original")
+    say_kept(artifact, certified, reference)
+    samples, others = read_samples(certified, model)
     if slices is not None and slices not in others:
         held = ", ".join(others) or "no array beside the inputs"
-        raise DataError(f"{data}: no array {slices}: it holds {held}")
+        raise DataError(f"{certified}: no array {slices}: it holds {held}")
     found = certify_artifact(
-        artifact, samples, original or artifact.parent / "original.onnx", config,
+        artifact, samples, reference, config,
         engine=engine, threads=threads, labels=others[slices] if slices else None,
         held_out=None if test is None else read_samples(test, model)[0],
     )  # fmt: skip

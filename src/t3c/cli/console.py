@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from t3c.compression.kept import work_of
 from t3c.errors import MissingExtraError
 
 out_console = Console(markup=False, highlight=False)
@@ -25,6 +26,14 @@ JsonOpt = Annotated[bool, typer.Option("--json", help="Print exactly one JSON ob
 def print_json(payload: dict[str, Any]) -> None:
     """Write exactly one JSON object to stdout."""
     sys.stdout.write(json.dumps(payload) + "\n")
+
+
+def say_kept(artifact: Path, *files: Path) -> None:
+    """Say on stderr which files are those that a compression kept."""
+    work = work_of(artifact)
+    names = [file.name for file in files if file.parent == work]
+    if names:
+        err.print(f"· {', '.join(names)}: as kept in {work}", soft_wrap=True)
 
 
 def need(module: str, extra: str) -> None:

@@ -23,7 +23,8 @@ from t3c.compression.elastic import (
     restore_elastic,
 )
 from t3c.compression.judging import judge_of, run_original, view_losses
-from t3c.compression.measure import ARTIFACT, ORIGINAL
+from t3c.compression.kept import ORIGINAL
+from t3c.compression.measure import ARTIFACT
 from t3c.compression.place import TINY_TIMES, Row
 from t3c.compression.plan import RunPlan, training_seconds
 from t3c.compression.source import Source, Task
