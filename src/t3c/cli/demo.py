@@ -52,7 +52,7 @@ def demo(
         f"\nreport: {page}\ntry next:\n"
         f"  t3c inspect {artifact} --verify\n"
         f"  t3c run {artifact} --input {out / 'digit.png'} --latency-ms 0.5 --explain\n"
-        f"  t3c bench {artifact} --against full,ptq8\n"
+        f"  t3c bench {artifact}\n"
         f"  t3c audit {artifact} --budgets 1000",
         soft_wrap=True,
     )
