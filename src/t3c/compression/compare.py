@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import onnx
+from pathlib import Path
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
@@ -23,28 +22,17 @@ ROUNDS = 60
 Watch = Callable[[str, int, int], object]
 
 
-@dataclass(frozen=True)
-class PlainInt8:
-    """Plain int8 by NNCF, compiled on the engine that profiles run on."""
-
-    made: Int8
-    session: Session
-
-
 def plain_int8(
-    engine: Engine,
-    original: onnx.ModelProto,
+    engine: OpenVINO,
+    original: Path,
     samples: list[Array],
     *,
     transformer: bool,
     weight_only: bool,
-) -> PlainInt8 | None:
-    """Quantize the original as one would without T3C; None where that engine is not OpenVINO."""
-    if not isinstance(engine, OpenVINO):
-        return None
+) -> Int8:
+    """Quantize the original, a file in ONNX, as one would without T3C."""
     make = ptq8w if weight_only else ptq8
-    made = make(engine.read(original.SerializeToString()), samples, transformer=transformer)
-    return PlainInt8(made, engine.compile_read(made.model))
+    return make(engine.read(original.read_bytes()), samples, transformer=transformer)
 
 
 def run_of(session: Session) -> Run:
@@ -58,14 +46,15 @@ class Placing:
 
     engine: Engine
     scorer: Scorer
-    plain: PlainInt8 | None
+    plain: Int8 | None
     watch: Watch
     placed: Placed | None = None
 
     def __call__(self, draft: Artifact, table: DeviceTable) -> Mapping[str, str]:
         bits = describe(self.engine).weight_bits
         chain = list(draft.manifest.chain)
-        sessions, losses = {}, {}
+        sessions: dict[str, Session] = {}
+        losses: dict[str, Array] = {}
         for index, profile in enumerate(chain):
             self.watch("judging candidates", index, len(chain) + 1)
             graph = execution_of(draft, table, profile).graph(draft, bits)
@@ -74,8 +63,9 @@ class Placing:
             losses[profile.name] = self.scorer.losses(run, expected=True)
         self.watch("judging candidates", len(chain), len(chain) + 1)
         if self.plain is not None:
-            sessions[""] = self.plain.session
-            losses[""] = self.scorer.losses(run_of(self.plain.session), expected=True)
+            assert isinstance(self.engine, OpenVINO)
+            sessions[""] = self.engine.compile_read(self.plain.model)
+            losses[""] = self.scorer.losses(run_of(sessions[""]), expected=True)
         times = time_sessions(sessions, example_inputs(draft), ROUNDS)
         candidates = [
             Candidate(p.name, times[p.name].p50, draft.manifest.size_bytes(p.name), losses[p.name])
@@ -83,7 +73,7 @@ class Placing:
         ]
         beside = None
         if self.plain is not None:
-            beside = Plain(times[""].p50, self.plain.made.size_bytes, losses[""])
+            beside = Plain(times[""].p50, self.plain.size_bytes, losses[""])
         self.placed = place(candidates, self._reference(losses), self.scorer.judge.limit, beside)
         return {candidate: name for name, candidate in self.placed.profiles}
 

@@ -23,6 +23,7 @@ from t3c.compression.stages import Stages
 from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, replacing, writing
+from t3c.measure.memory import keep_freed
 from t3c.progress import showing
 from t3c.silence import silenced
 
@@ -84,6 +85,7 @@ def compress(
     >>> print(made)  # doctest: +SKIP
     """
     started = time.monotonic()
+    keep_freed()
     out = Path(out)
     _check_asked(out, minutes, max_drop, length)
     work = work_of(out)
@@ -101,7 +103,7 @@ def compress(
         samples = read_data(source, given, length=length, watch=show.watch)
         held = None if test is None else read_data(source, test, length=length, watch=show.watch)
         parts = split(samples, held)
-        plan = plan_run(source, parts, minutes, time.monotonic() - started)
+        plan = plan_run(source, parts, minutes, started)
         for line in plan.lines():
             show.say(line)
         with writing(work, ArtifactError):

@@ -29,16 +29,12 @@ def measure(run: Compression, exported: Path) -> Mapping[str, Any]:
     """Measure full, plain int8 and every profile on the test part, in turns."""
     artifact = Artifact(exported / ARTIFACT)
     runtime = load(exported / ARTIFACT, run.options.engine, run.options.threads)
-    calibration = run.parts.train.at(slice(0, run.calibrated)).arrays()
-    test = run.parts.test
-    plain = "ptq8w" if artifact.weight_only else "ptq8"
+    test, calibration = run.parts.test, run.parts.ranges.arrays()
+    made = {} if run.plain is None else {"ptq8w" if artifact.weight_only else "ptq8": run.plain}
+    judge = judge_of(run.source, test, run.options.max_drop)
     result = bench(
-        runtime, exported / ORIGINAL,
-        Data(
-            tuple(test.arrays()), judge_of(run.source, test, run.options.max_drop),
-            tuple(calibration),
-        ),
-        ("full", plain), transformer=run.source.reads_text, rounds=ROUNDS, say=run.show.say,
+        runtime, run.original, Data(tuple(test.arrays()), judge, tuple(calibration)),
+        ("full", *made), rounds=ROUNDS, made=made, say=run.show.say,
     )  # fmt: skip
     return {"result": result.model_dump(mode="json")}
 
@@ -48,7 +44,7 @@ def write_beside(run: Compression, exported: Stage, result: Result, out: Path) -
     work, artifact = run.stages.root, Artifact(out)
     target = work / ORIGINAL
     target.unlink(missing_ok=True)
-    target.hardlink_to(exported.folder / ORIGINAL)
+    target.hardlink_to(run.original)
     for name, part in ((TEST, run.parts.test), (CALIBRATION, run.parts.certificate)):
         arrays = dict(
             zip((e.name for e in artifact.manifest.model.inputs), part.arrays(), strict=True)

@@ -16,6 +16,7 @@ from t3c.errors import DataError
 Array = npt.NDArray[np.float64]
 Outputs = npt.NDArray[Any]
 Run = Callable[[list[Outputs]], Outputs]
+BATCH = 32  # samples that the original is asked together
 
 
 class Metric(StrEnum):
@@ -104,7 +105,7 @@ class Scorer:
     def of(cls, judge: Judge, inputs: Sequence[Outputs], run: Run) -> Scorer:
         """Return the scorer of samples (n, ...), the original's answers being those of `run`."""
         whole = judge.metric is not Metric.PERPLEXITY  # a language model's are too large to hold
-        return cls(judge, tuple(inputs), answers(run, inputs) if whole else None, run)
+        return cls(judge, tuple(inputs), answers(run, inputs, BATCH) if whole else None, run)
 
     def __len__(self) -> int:
         return len(self.inputs[0])
@@ -124,19 +125,19 @@ class Scorer:
         assert self.judge.targets is not None
         rows = [
             token_losses(run(one), self.judge.targets[place : place + 1])
-            for place, one in enumerate(_singly(self.inputs))
+            for place, one in enumerate(_batches(self.inputs))
         ]
         return np.concatenate(rows)
 
 
-def answers(run: Run, inputs: Sequence[Outputs]) -> Outputs:
+def answers(run: Run, inputs: Sequence[Outputs], size: int = 1) -> Outputs:
     """Return what `run` answers to samples (n, ...), asked one by one as it is served."""
-    return np.concatenate([run(one) for one in _singly(inputs)])
+    return np.concatenate([run(one) for one in _batches(inputs, size)])
 
 
-def _singly(inputs: Sequence[Outputs]) -> Iterator[list[Outputs]]:
-    for place in range(len(inputs[0])):
-        yield [np.ascontiguousarray(value[place : place + 1]) for value in inputs]
+def _batches(inputs: Sequence[Outputs], size: int = 1) -> Iterator[list[Outputs]]:
+    for place in range(0, len(inputs[0]), size):
+        yield [np.ascontiguousarray(value[place : place + size]) for value in inputs]
 
 
 def nearest(vectors: Outputs) -> npt.NDArray[np.int64]:
