@@ -85,14 +85,15 @@ def quiet() -> Iterator[None]:
     """Keep what transformers tells of its own accord, bars and warnings, from the terminal."""
     from transformers.utils import logging
 
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    told: Any = logging  # parts of it have no types
+    bars = told.is_progress_bar_enabled()
+    told.disable_progress_bar()
     try:
         with silenced("transformers", "huggingface_hub"):
             yield
     finally:
         if bars:
-            logging.enable_progress_bar()
+            told.enable_progress_bar()
 
 
 def _library() -> Any:

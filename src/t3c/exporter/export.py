@@ -178,7 +178,8 @@ def _chosen(
     draft = content.ranged(packed, select(samples, slice(0, few)))
     if place is None:
         return choose(candidates, draft, bench)
-    table = layer_table(draft, bench.engine, bench.timings, bench.config.timing, bench.watch)
+    layers, how = bench.timed.layers, bench.config.timing
+    table = layer_table(draft, bench.engine, layers, how, bench.show.watch)
     return candidates.renamed(place(draft, table)), ()
 
 
