@@ -116,11 +116,14 @@ def test_a_disturbed_table_is_said_where_it_is_looked_at(made: Made, copied: Pat
     opened = Artifact(copied)
     (table,) = opened.devices()
     busy = Conditions(0.5, 1, True, "other processes used 0.50 of a core")
+    opened.add_device(table.model_copy(update={"conditions": None}))
     assert not summarize(opened, False).disturbed
     opened.add_device(table.model_copy(update={"conditions": busy}))
     (told,) = summarize(opened, False).disturbed.values()
-    assert told.startswith(f"what was measured here was disturbed ({busy.reason}")
-    assert f"run t3c calibrate {copied}" in told
+    assert told == (
+        f"what was measured here was disturbed ({busy.reason}): "
+        f"run t3c calibrate {copied} when the machine is quiet"
+    )
     runtime = load(copied, threads=table.device.threads)
     budget = Budget(latency_ms=1e6)
     answer = runtime.answer(np.load(made.folder / "one.npy")[None], budget)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from t3c.artifact.devices import DeviceTable, choose_forms
+from t3c.artifact.devices import DISTURBED, DeviceTable, choose_forms
 from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.reader import Artifact
 from t3c.device.execution import Execution, certified_forms, execution_of, possible
@@ -24,9 +24,11 @@ def disturbance(path: Path, table: DeviceTable) -> Remark | None:
     """Return what to say of an artifact's table whose measurement was disturbed; else None."""
     if not table.disturbed:
         return None
-    causes = [f"times went up by {table.spread:.0%} for a while"]
+    causes = []
     if table.conditions is not None and table.conditions.disturbed:
-        causes.insert(0, table.conditions.reason)
+        causes.append(table.conditions.reason)
+    if table.spread >= DISTURBED:
+        causes.append(f"times went up by {table.spread:.0%} for a while")
     return Remark(Code.DISTURBED, other=str(path), causes=tuple(causes))
 
 
