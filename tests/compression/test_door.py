@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 import t3c
-from conftest import counted_profiles, supply_times
+from conftest import counted, counted_profiles, supply_times
 from t3c.artifact.reader import Artifact
 from t3c.cli import main
 from t3c.compression import compare, elastic, pipeline, teach
 from t3c.compression.door import Compressed, compress
+from t3c.compression.plan import RunPlan
 from t3c.device import calibrate as calibration
 from t3c.errors import ArtifactError, DataError, SpecError, T3CError
 from t3c.zoo.digits import Digits
@@ -32,16 +33,14 @@ def hurried(patch: pytest.MonkeyPatch) -> None:
     """Times follow from the work, and little is measured or trained."""
     supply_times(patch)
     patch.setattr(calibration._Run, "measure", counted_profiles)
-    timing = sys.modules["t3c.exporter.timing"]
-    patch.setattr(timing, "time_in_place", lambda draft, engine, layers, **_: layers)
     patch.setattr(compare, "ROUNDS", 3)
-    patch.setattr(elastic, "ROUNDS", 3)
+    patch.setattr(elastic, "time_layer", lambda engine, spec, ranks: counted(None, [(spec, ranks)]))
     patch.setattr(pipeline, "AIMS", (0.2, 0.5))
     patch.setattr(pipeline, "CANDIDATES", 2)
     patch.setattr(sys.modules["t3c.compression.measure"], "ROUNDS", 3)
     patch.setattr(teach, "PROBE_STEPS", 1)
     patch.setattr(teach, "_step_seconds", lambda lesson: 2.0)
-    patch.setattr(pipeline, "training_seconds", lambda plan: 60.0)
+    patch.setattr(RunPlan, "left", lambda plan, spent: 60.0)
 
 
 def asked(trained: nn.Module, digits: Digits, out: Path, **more: Any) -> Compressed:
@@ -133,6 +132,23 @@ def test_bench_and_certify_find_what_was_kept(
     assert [entry["worst_case"] for entry in entries] == [None] * len(entries)
 
 
+def test_the_ledger_has_the_quality_of_what_placed_nothing(made: Compressed) -> None:
+    runtime = t3c.load(made.path, threads=1)
+    ledger = runtime.artifact.ledger()
+    assert ledger is not None
+    assert [row.profile for row in ledger.quality] == [profile.name for profile in runtime.chain]
+    record = json.loads((made.path.with_name("digits.t3c.work") / "record.json").read_text())
+    data = np.load(made.path.with_name("digits.t3c.work") / "calibration.npz")  # the certificate's
+    for row in ledger.quality:
+        answers = [runtime(x[None], profile=row.profile).argmax() for x in data["x"]]
+        assert row.value == pytest.approx((np.array(answers) == data["y"]).mean())
+        assert (row.metric, row.samples) == ("accuracy", record["samples"]["certificate"])
+    assert runtime.answer(data["x"][:1], t3c.Budget(max_drop=1)).reason.code == (
+        "fastest_within_drop"
+    )
+    assert "## Quality beside the original" in (made.path / "README.md").read_text()
+
+
 def test_what_is_done_is_not_done_again(
     made: Compressed, trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -141,7 +157,7 @@ def test_what_is_done_is_not_done_again(
     with pytest.raises(ArtifactError, match=r"digits.t3c exists: name another"):
         asked(trained, digits, made.path)
     kept = made.path.rename(tmp_path / "kept.t3c")
-    for name in ("make_elastic", "choose_factorization", "probe", "teach", "export"):
+    for name in ("make_elastic", "choose_kernels", "probe", "teach", "export"):
         monkeypatch.setattr(pipeline, name, refuse(name, getattr(pipeline, name)))
     again = asked(trained, digits, made.path)
     assert Artifact(again.path).content == Artifact(kept).content

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from t3c.certify.gains import EXACT_OUTPUTS
 from t3c.nn.hooks import taking
-from t3c.nn.inputs import Inputs, batches_of, call, evaluating
+from t3c.nn.inputs import Inputs, batches_of, call, evaluating, tensors
 from t3c.nn.layers import ElasticLayer
 from t3c.nn.view import at, elastic_layers, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.spec import LayerPoint
 
-PROBES = 8  # of each sample: more samples tell more than more probes of one
+PROBES, LEAST_PROBES = 96, 12  # of all samples together; of each
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,15 @@ def layer_sensitivities(
     weights, layers = elastic_weights(model), elastic_layers(model)
     uses: dict[str, list[tuple[Use, ...]]] = {name: [] for name in weights}
     norms: list[float] = []
+    samples = len(tensors(inputs)[0])
     scale, generator = 1.0, torch.Generator().manual_seed(seed)
     with evaluating(model), at(model, None), torch.enable_grad():
         for sample in batches_of(inputs, 1):
             with taking(layers) as runs:
                 output = call(model, sample).flatten()
             norms.append(max(float(output.detach().double().norm()), 1e-12))
-            probes, scale = _probes(output.numel(), generator)
+            count = max(LEAST_PROBES, -(-PROBES // samples))
+            probes, scale = _probes(output.numel(), count, generator)
             offsets = [run.offset for run in runs]
             rows = [
                 torch.autograd.grad(
@@ -145,9 +147,9 @@ def layer_sensitivities(
     }
 
 
-def _probes(outputs: int, generator: torch.Generator) -> tuple[Tensor, float]:
-    """Unit vectors for few outputs, random signs for many."""
+def _probes(outputs: int, count: int, generator: torch.Generator) -> tuple[Tensor, float]:
+    """Unit vectors for few outputs, `count` random signs for many."""
     if outputs <= EXACT_OUTPUTS:
         return torch.eye(outputs), 1.0
-    signs = torch.randint(0, 2, (PROBES, outputs), generator=generator) * 2.0 - 1.0
-    return signs, 1.0 / PROBES
+    signs = torch.randint(0, 2, (count, outputs), generator=generator) * 2.0 - 1.0
+    return signs, 1.0 / count

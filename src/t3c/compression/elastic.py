@@ -80,10 +80,15 @@ def choose_kernels(
     if samples is None:
         return {}, None
     sensitivities = layer_sensitivities(trials[WAYS[0]], samples)
-    better = {name: _relative_times(trials, sensitivities[name], name, engine) for name in first}
+    better = {
+        name: _relative_times(trials, sensitivities[name], name, engine)
+        for name in first
+        if name in sensitivities  # small ones are left as they are
+    }
     chosen = {
         name: min(better[names[0]], key=better[names[0]].__getitem__)
         for names in shapes
+        if names[0] in better
         for name in names
     }
     tried = {str(way): float(np.mean([times[way] for times in better.values()])) for way in WAYS}
@@ -91,7 +96,7 @@ def choose_kernels(
     found = Choice(
         what="kernels are factored by", tried=tried, unit="of the time of dense, at equal drift",
         taken=" and ".join(f"{way} in {n}" for way, n in counts.items()),
-        why=f"one of each of {len(shapes)} shapes was timed",
+        why=f"one of each of {len(better)} shapes was timed",
     )  # fmt: skip
     return chosen, found
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from t3c.artifact.card import write_card
 from t3c.artifact.reader import Artifact
 from t3c.compression.judging import judge_of
 from t3c.compression.kept import BENCH, CALIBRATION, ORIGINAL, TEST
 from t3c.compression.stages import Stage
 from t3c.evidence.bench import Data, Result, bench
+from t3c.evidence.quality import Scorer, measure_quality
 from t3c.files import write_atomic
 from t3c.report.page import render_report
 from t3c.runtime.runtime import load
@@ -22,7 +24,18 @@ if TYPE_CHECKING:
     from t3c.compression.pipeline import Compression
 
 ARTIFACT = "artifact.t3c"
-ROUNDS = 200
+ROUNDS = 120
+
+
+def judge_profiles(run: Compression, exported: Path) -> None:
+    """Put the quality of every profile into the ledger: on the samples of the certificates, which
+    placed none of them."""
+    part, source = run.parts.certificate, run.source
+    runtime = load(exported / ARTIFACT, run.options.engine, run.options.threads)
+    judge = judge_of(source, part, run.options.max_drop)
+    scorer = Scorer.of(judge, part.arrays(), run.answered())
+    runtime.artifact.add_quality(measure_quality(runtime, scorer, run.show.watch))
+    write_card(runtime.artifact)
 
 
 def measure(run: Compression, exported: Path) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from t3c.artifact.devices import LayerTiming
 from t3c.compression.choice import Choice, best, choices_of
-from t3c.compression.compare import Placing, plain_int8, run_of
+from t3c.compression.compare import Placing, plain_int8
 from t3c.compression.data import Data, Parts
 from t3c.compression.elastic import (
     STATISTICS,
@@ -23,9 +23,9 @@ from t3c.compression.elastic import (
     make_elastic,
     restore_elastic,
 )
-from t3c.compression.judging import judge_of, run_original, view_losses
+from t3c.compression.judging import judge_of, view_losses
 from t3c.compression.kept import ORIGINAL
-from t3c.compression.measure import ARTIFACT
+from t3c.compression.measure import ARTIFACT, judge_profiles
 from t3c.compression.place import TINY_TIMES
 from t3c.compression.plan import RunPlan
 from t3c.compression.source import Source, Task
@@ -37,10 +37,12 @@ from t3c.device.calibrate import CalibrationConfig
 from t3c.engines import Engine, open_engine
 from t3c.engines.openvino import OpenVINO
 from t3c.evidence.certify import CertifyConfig
+from t3c.evidence.drifts import model_reference
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.int8 import Int8, keep_int8, kept_int8
 from t3c.evidence.original import write_original
-from t3c.evidence.quality import Run, Scorer
+from t3c.evidence.quality import Scorer
+from t3c.evidence.served import Run, run_of
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.exporter.allocate import measured_shares
 from t3c.measure.quiet import Conditions
@@ -54,6 +56,7 @@ KEPT, INT8 = "elastic.safetensors", "int8.xml"
 CANDIDATES = 6  # profiles asked of the exporter; it measures twice as many to choose from
 SIZE_WEIGHT = 0.2  # of bytes against time: profiles are placed by time, size is a by-product
 AIMS = (0.1, 0.15, 0.22, 0.32, 0.5, 0.8)  # first-order drifts that the smallest profile may have
+AIMED = 64  # samples that they are judged on
 CALIBRATION = 300  # samples that plain int8 is calibrated on, as NNCF does by default
 
 
@@ -225,6 +228,7 @@ class Compression:
 
     def _aim(self, validation: Data, path: Route) -> Choice:
         """Return the drift that the smallest profile may have: where it loses what tiny may."""
+        validation = validation.at(slice(0, AIMED))
         judge = judge_of(self.source, validation, self.options.max_drop)
         wanted = 2 * TINY_TIMES * judge.limit  # training and rounding move it; placement decides
         smallest = [path.profile(path.within(worst), "tiny") for worst in AIMS]
@@ -247,7 +251,7 @@ class Compression:
 
         def make(folder: Path) -> Mapping[str, Any]:
             judge = judge_of(source, parts.placement, self.options.max_drop)
-            scorer = Scorer.of(judge, parts.placement.arrays(), self._answered())
+            scorer = Scorer.of(judge, parts.placement.arrays(), self.answered())
             placing = Placing(self.engine, scorer, self.plain, self.show.watch)
             pictures = source.pictures
             export(
@@ -257,6 +261,7 @@ class Compression:
                 classes=source.classes, axes=self.axes, tokenizer=source.tokenizer,
                 text=_text(source), timed=timed, ranges=parts.ranges.inputs, place=placing,
             )  # fmt: skip
+            judge_profiles(self, folder)
             assert placing.placed is not None
             rows = [
                 {"candidate": r.candidate, "p50": r.p50, "size": r.size, "drop": r.drop,
@@ -267,12 +272,12 @@ class Compression:
 
         return self.stages.run("export", {"of": trained.key}, make)
 
-    def _answered(self) -> Run:
+    def answered(self) -> Run:
         """Return the original as a function of arrays, in float on the engine where that can."""
         if isinstance(self.engine, OpenVINO):
             read = self.engine.read(self.original.read_bytes())
             return run_of(self.engine.compile_read(read))
-        return run_original(state_of(self.source.model).original, self.source.example)
+        return model_reference(state_of(self.source.model).original, self.source.example)
 
     def _statistics(self) -> list[Inputs]:
         part = self.parts.train.at(slice(0, STATISTICS))
@@ -285,7 +290,7 @@ class Compression:
             timing=CalibrationConfig(
                 rounds=45, grid=6, grid_rounds=15, busy=True, starts=False
             ),
-            certificate=CertifyConfig(estimates=EstimateConfig(samples=4, path_samples=0)),
+            certificate=CertifyConfig(estimates=EstimateConfig(samples=2, path_samples=0)),
         )  # fmt: skip
 
 

@@ -23,10 +23,10 @@ from t3c.engines.protocol import Array
 from t3c.errors import DataError, EngineError
 from t3c.evidence.audit import broken_promises, draw_pairs
 from t3c.evidence.int8 import INT8, Int8, bytes_on_disk
-from t3c.evidence.quality import MAX_DROP, Judge, Metric, paired_interval
+from t3c.evidence.quality import MAX_DROP, Judge, paired_interval
 from t3c.runtime.reading import read_samples
 from t3c.runtime.runtime import Runtime
-from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Profile
+from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Metric, Profile
 
 AGAINST = ("full", *INT8)
 

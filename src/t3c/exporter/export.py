@@ -44,9 +44,9 @@ from t3c.runtime.runtime import Runtime
 from t3c.runtime.tokens import read_tokenizer
 from t3c.spec import ImageSpec, ProfileChain, TextSpec
 
-PARITY_SAMPLES, OTHER_SAMPLES = 8, 2
+PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
 RANGE_SAMPLES = 16  # set the ranges that candidates are timed with
-PLACED_SAMPLES = 48  # those that they are judged with
+PLACED_SAMPLES = 32  # those that they are judged with
 
 
 # Chooses among a draft's profiles, by their table: the name of each that is to be shipped.

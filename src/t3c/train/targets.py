@@ -20,7 +20,7 @@ from t3c.cost.work import layer_work
 from t3c.nn.inputs import Inputs, select
 from t3c.spec import Goal, LayerPoint, LayerSpec, Profile, ProfileChain
 
-SAMPLES = 8
+SAMPLES = 6
 
 
 @dataclass(frozen=True)
