@@ -45,7 +45,7 @@ AXES = {"input_ids": {1: "sequence"}}
 FEW = EstimateConfig(samples=2, path_samples=0)  # logits are many: more would take minutes
 EXPORT = t3c.ExportConfig(  # no cold starts, worst case or monitor, for the same reason
     goal=GOAL, activations="float",
-    certificate=t3c.CertifyConfig(estimates=FEW, worst_samples=0, monitor=False),
+    certificate=t3c.CertifyConfig(estimates=FEW),
     timing=CalibrationConfig(rounds=60, grid=0, busy=True, starts=False),
 )  # fmt: skip
 Ids = npt.NDArray[np.int64]
@@ -93,12 +93,11 @@ def run(given: argparse.Namespace) -> None:
     statistics = [{"input_ids": part} for part in train[:STATISTICS].split(BATCH)]
     t3c.elasticize_(model, statistics[0], calibration=statistics)
     t3c.fit(
-        model, [({"input_ids": part}, part) for part in train.split(BATCH)], training,
-        on_step=lambda step, _: step % 10 or say(f"step {step} of {given.steps}"),
+        model, [{"input_ids": part} for part in train.split(BATCH)], training,
     )  # fmt: skip
     t3c.export(
         model, given.out, [{"input_ids": calibration}], EXPORT, name=loaded.name, axes=AXES,
-        tokenizer=tokenizer, say=say,
+        tokenizer=tokenizer,
     )  # fmt: skip
 
     rt = t3c.load(given.out)

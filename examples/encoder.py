@@ -36,9 +36,8 @@ LEAST, MOST = 27, 600  # sentences to calibrate with: what certificates need, an
 STATISTICS = 512  # sentences that factors are made to suit
 BATCH, ROUNDS, SEED = 32, 100, 3407
 GOAL = t3c.Goal(worst_drift=0.8, size_weight=0.3)  # by estimate, of the smallest profile
-EXPORT = t3c.ExportConfig(  # without cold starts, worst case and monitor, which take minutes more
+EXPORT = t3c.ExportConfig(  # without cold starts, which take minutes more
     goal=GOAL,
-    certificate=t3c.CertifyConfig(worst_samples=0, monitor=False),
     timing=CalibrationConfig(rounds=60, grid=0, busy=True, starts=False),
 )  # fmt: skip
 
@@ -81,11 +80,10 @@ def run(given: argparse.Namespace) -> None:
     t3c.elasticize_(model, select(inputs, train[:2]), calibration=statistics)
     t3c.fit(
         model, batches(inputs, labels, train), training,
-        on_step=lambda step, _: step % 10 or say(f"step {step} of {given.steps}"),
     )  # fmt: skip
     t3c.export(
         model, given.out, [select(inputs, calibration)], EXPORT, name=loaded.name, classes=classes,
-        tokenizer=tokenizer, say=say,
+        tokenizer=tokenizer,
     )  # fmt: skip
 
     rt = t3c.load(given.out)  # from here on torch is not needed
