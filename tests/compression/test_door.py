@@ -18,6 +18,7 @@ from conftest import counted_profiles, supply_times
 from t3c.artifact.reader import Artifact
 from t3c.compression import compare, elastic, pipeline, teach
 from t3c.compression.door import Compressed, compress
+from t3c.compression.plan import RunPlan
 from t3c.device import calibrate as calibration
 from t3c.errors import ArtifactError, DataError, SpecError, T3CError
 from t3c.zoo.digits import Digits
@@ -30,7 +31,7 @@ def hurried(patch: pytest.MonkeyPatch) -> None:
     supply_times(patch)
     patch.setattr(calibration._Run, "measure", counted_profiles)
     timing = sys.modules["t3c.exporter.timing"]
-    patch.setattr(timing, "time_in_place", lambda draft, engine, layers, **_: layers)
+    patch.setattr(timing, "time_in_place", lambda *_, **__: None)
     patch.setattr(compare, "ROUNDS", 3)
     patch.setattr(elastic, "ROUNDS", 3)
     patch.setattr(pipeline, "AIMS", (0.2, 0.5))
@@ -38,7 +39,7 @@ def hurried(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys.modules["t3c.compression.measure"], "ROUNDS", 3)
     patch.setattr(teach, "PROBE_STEPS", 1)
     patch.setattr(teach, "_step_seconds", lambda lesson: 2.0)
-    patch.setattr(pipeline, "training_seconds", lambda plan: 60.0)
+    patch.setattr(RunPlan, "left", lambda plan, spent: 60.0)
 
 
 def asked(trained: nn.Module, digits: Digits, out: Path, **more: Any) -> Compressed:
@@ -163,6 +164,40 @@ def test_what_cannot_be_is_said_in_one_line_and_leaves_nothing(
     assert not (tmp_path / "a.t3c").exists()
     late = message == "abacus"  # an engine is opened when the first stage needs it
     assert late or not list(tmp_path.iterdir())
+
+
+def test_a_record_decides_again_and_the_content_is_the_same(
+    made: Compressed, trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    hurried(monkeypatch)
+    measured = [(pipeline, "choose_factorization"), (pipeline, "time_points"), (pipeline, "probe")]
+    for module, name in (*measured, (compare.Placing, "place")):
+        monkeypatch.setattr(module, name, lambda *_, name=name, **__: pytest.fail(name))
+    record = made.path.with_name("digits.t3c.work") / "record.json"
+    again = asked(trained, digits, tmp_path / "again.t3c", replay=record, minutes=3)
+    assert any(choice.what == "training" and choice.taken != "untrained" for choice in made.choices)
+    assert Artifact(again.path).content == Artifact(made.path).content
+    twice = json.loads((tmp_path / "again.t3c.work" / "record.json").read_text())
+    assert twice["decided"] == json.loads(record.read_text())["decided"]
+
+
+def test_a_record_of_something_else_is_refused(
+    made: Compressed, trained: nn.Module, digits: Digits, tmp_path: Path
+) -> None:
+    record = made.path.with_name("digits.t3c.work") / "record.json"
+    with pytest.raises(DataError, match="was recorded with another seed"):
+        asked(trained, digits, tmp_path / "a.t3c", replay=record, seed=1)
+    less = json.loads(record.read_text())
+    del less["decided"]["time"]
+    (tmp_path / "less.json").write_text(json.dumps(less))
+    for name, message in (
+        ("none.json", "No such file"),
+        ("less.json", "no record of a run: decided.time: Field required"),
+    ):
+        with pytest.raises(DataError, match=message):
+            asked(trained, digits, tmp_path / "a.t3c", replay=tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["less.json"]
 
 
 def test_unlabelled_data_is_judged_by_unchanged_answers(

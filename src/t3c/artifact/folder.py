@@ -11,6 +11,18 @@ from t3c.errors import ArtifactError
 from t3c.files import beside, locked, replacing, writing
 
 MANIFEST = "manifest.json"
+WORK = ".work"
+
+
+def work_of(artifact: Path) -> Path:
+    """Return the folder that compressing keeps its stages in, and what it was judged by."""
+    return artifact.with_name(artifact.name + WORK)
+
+
+def kept_beside(artifact: Path) -> Path:
+    """Return where the original and data of an artifact are: its work folder, else its own."""
+    work = work_of(artifact)
+    return work if work.is_dir() else artifact.parent
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from t3c.artifact.folder import kept_beside
 from t3c.artifact.reader import Artifact
 from t3c.cli import text
 from t3c.cli.console import (
@@ -143,7 +144,7 @@ def bench(
     from t3c.evidence.bench import read_data
 
     runtime = load(artifact, engine, threads)
-    beside = artifact.parent
+    beside = kept_beside(artifact)
     result = run_bench(
         runtime,
         original or beside / "original.onnx",
@@ -171,7 +172,7 @@ def report(
 
     from t3c.evidence.bench import Result
 
-    source = measured or artifact.parent / "bench.json"
+    source = measured or kept_beside(artifact) / "bench.json"
     if not source.is_file():
         raise DataError(f"{source}: no such file: write it with t3c bench --json")
     try:

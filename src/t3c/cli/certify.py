@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from t3c.artifact.folder import kept_beside
 from t3c.artifact.ledger import Certification
 from t3c.artifact.reader import LEDGER, Artifact
 from t3c.cli.console import (
@@ -84,7 +85,7 @@ def certify(
         raise DataError(f"{data}: no array {slices}: it holds {held}")
     with progress() as bar:
         found = certify_artifact(
-            artifact, samples, original or artifact.parent / "original.onnx", config,
+            artifact, samples, original or kept_beside(artifact) / "original.onnx", config,
             engine=engine, threads=threads, labels=others[slices] if slices else None,
             held_out=None if test is None else read_samples(test, model)[0], watch=watcher(bar),
         )  # fmt: skip

@@ -40,17 +40,17 @@ def run_of(session: Session) -> Run:
     return lambda inputs: session.run(inputs)[0]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Placing:
-    """Places the profiles of a draft by quality; keeps what it saw for the report."""
+    """Places the profiles of a draft by quality."""
 
     engine: Engine
     scorer: Scorer
     plain: Int8 | None
     watch: Watch
-    placed: Placed | None = None
 
-    def __call__(self, draft: Artifact, table: DeviceTable) -> Mapping[str, str]:
+    def place(self, draft: Artifact, table: DeviceTable) -> Placed:
+        """Run the candidates of a draft beside plain int8, and choose among them."""
         bits = describe(self.engine).weight_bits
         chain = list(draft.manifest.chain)
         sessions: dict[str, Session] = {}
@@ -74,8 +74,7 @@ class Placing:
         beside = None
         if self.plain is not None:
             beside = Plain(times[""].p50, self.plain.size_bytes, losses[""])
-        self.placed = place(candidates, self._reference(losses), self.scorer.judge.limit, beside)
-        return {candidate: name for name, candidate in self.placed.profiles}
+        return place(candidates, self._reference(losses), self.scorer.judge.limit, beside)
 
     def _reference(self, losses: Mapping[str, Array]) -> Array:
         """Return the losses that a drop counts from: the original's, or plain int8's."""
