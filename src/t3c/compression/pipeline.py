@@ -31,7 +31,7 @@ from t3c.compression.record import fingerprint, hashed
 from t3c.compression.source import Source, Task
 from t3c.compression.stages import Stage, Stages
 from t3c.compression.teach import Lesson, Plan, probe, teach
-from t3c.convert import state_of
+from t3c.convert import smooth_, state_of
 from t3c.convert.state import STATE
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines import Engine, open_engine
@@ -132,7 +132,9 @@ class Compression:
 
         stage = self.stages.run("convert", {"of": decided.key, "by": str(way)}, make)
         if STATE not in source.model.__dict__:  # the stage was done before
-            make_elastic(source.model, source.example, batches[:1], way, smooth=smooth)
+            if smooth:  # the original that is kept beside is smoothed by the same statistics
+                smooth_(source.model, batches)
+            make_elastic(source.model, source.example, batches[:1], way, smooth=False)
             restore_elastic(source.model, stage.folder / KEPT)
         return stage
 

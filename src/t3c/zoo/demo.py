@@ -35,7 +35,7 @@ from t3c.zoo.digits import (
 )  # fmt: skip
 
 EPOCHS = 5
-MINUTES = 3.0  # for compressing
+MINUTES = 2.8  # for compressing
 DEPTH, STRIDES = 2, (1, 1, 2, 2)  # 14 layers; a pass takes milliseconds, most of it in kernels
 ARTIFACT, MODEL = "digits.t3c", "model.safetensors"
 
@@ -86,21 +86,28 @@ def whole_of(digits: Digits) -> Data:
     return Data(torch.cat([x, more]), torch.cat([y, labels]))
 
 
+def network() -> DigitsNet:
+    """Return the demo's network as it is before training."""
+    torch.manual_seed(SEED)
+    return DigitsNet(depth=DEPTH, strides=STRIDES)
+
+
 def trained(out: Path, digits: Digits, parts: Parts, show: Show) -> DigitsNet:
     """Return the network, trained on the digits that compressing trains on: the others stay new."""
-    torch.manual_seed(SEED)
-    model = DigitsNet(depth=DEPTH, strides=STRIDES)
-    images, labels = parts.train.inputs, parts.train.labels
+    model, (images, labels) = network(), (parts.train.inputs, parts.train.labels)
     assert isinstance(images, torch.Tensor)
     assert labels is not None
     mine = replace(digits, train=(images, labels))
 
     def make(folder: Path) -> Mapping[str, Any]:
+        # Channels last, and bfloat16 where the processor has it: half the time.
+        learner = network().to(memory_format=torch.channels_last)
         train_digits(
-            model, mine, EPOCHS, SEED, lambda done, of, _: show.watch("training", done, of),
+            learner, mine, EPOCHS, SEED, lambda done, of, _: show.watch("training", done, of),
             precision="auto",
         )  # fmt: skip
-        save_file(model.state_dict(), folder / MODEL)
+        values = {name: value.contiguous() for name, value in learner.state_dict().items()}
+        save_file(values, folder / MODEL)
         return {}
 
     made_from = {"model": repr(model), "epochs": EPOCHS, "seed": SEED, "data": parts.train.keys()}
