@@ -101,7 +101,8 @@ def trained(out: Path, digits: Digits, parts: Parts, show: Show) -> DigitsNet:
 
     def make(folder: Path) -> Mapping[str, Any]:
         # Channels last, and bfloat16 where the processor has it: half the time.
-        learner = network().to(memory_format=torch.channels_last)
+        learner = network()
+        learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         train_digits(
             learner, mine, EPOCHS, SEED, lambda done, of, _: show.watch("training", done, of),
             precision="auto",
