@@ -106,6 +106,10 @@ def test_what_is_done_is_not_done_again(
     assert again.choices == made.choices
 
 
+def interrupt(*args: Any, **kwargs: Any) -> Any:
+    raise KeyboardInterrupt
+
+
 def refuse(name: str, function: Any) -> Any:
     """A function that fails if it is called, but for the shapes of an elastic model."""
     if name != "make_elastic":
@@ -123,11 +127,7 @@ def test_a_run_that_was_stopped_goes_on(
 ) -> None:
     hurried(monkeypatch)
     whole = pipeline.export
-
-    def stopped(*args: Any, **kwargs: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pipeline, "export", stopped)
+    monkeypatch.setattr(pipeline, "export", interrupt)
     with pytest.raises(KeyboardInterrupt):
         asked(trained, digits, tmp_path / "a.t3c")
     assert not (tmp_path / "a.t3c").exists()
@@ -175,6 +175,10 @@ def test_a_record_decides_again_and_the_content_is_the_same(
     for module, name in (*measured, (compare.Placing, "place")):
         monkeypatch.setattr(module, name, lambda *_, name=name, **__: pytest.fail(name))
     record = made.path.with_name("digits.t3c.work") / "record.json"
+    with monkeypatch.context() as stopped:
+        stopped.setattr(pipeline, "export", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            asked(trained, digits, tmp_path / "again.t3c", replay=record, minutes=3)
     again = asked(trained, digits, tmp_path / "again.t3c", replay=record, minutes=3)
     assert any(choice.what == "training" and choice.taken != "untrained" for choice in made.choices)
     assert Artifact(again.path).content == Artifact(made.path).content

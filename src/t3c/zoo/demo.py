@@ -75,7 +75,10 @@ def run_demo(out: Path, *, fresh: bool = False, progress: bool = True) -> Demo:
         model = trained(out, digits, parts, show)
     write_picture(out / "digit.png", test)
     if not artifact.exists():
-        compress(model, whole, artifact, test=test, minutes=MINUTES, seed=SEED, progress=progress)
+        compress(
+            model, whole, artifact, test=test, example=whole.at(slice(0, 2)).inputs,
+            minutes=MINUTES, seed=SEED, progress=progress,
+        )  # fmt: skip
     result = Result.model_validate_json(read_kept(work_of(artifact) / "bench.json"))
     return Demo(result, ask(artifact, test), artifact)
 
