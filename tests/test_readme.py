@@ -33,7 +33,7 @@ lower(CalibrationConfig, rounds=3, grid=3, grid_rounds=3, starts=False)
 lower(ExportConfig, goal=Goal(profiles=3))
 lower(EstimateConfig, samples=1, path_samples=0)
 lower(CertifyConfig, worst_samples=1, monitor=False)
-DigitsNet.__init__.__defaults__ = ((16, 32, 64),)
+DigitsNet.__init__.__defaults__ = ((16, 32, 64), 1, (2, 1, 2, 1))
 """
 ROOT = Path(__file__).parents[1]
 

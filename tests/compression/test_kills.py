@@ -81,7 +81,7 @@ def test_no_finished_stage_is_done_again(
     assert done.returncode == 0, done.stderr
     now = results(tmp_path)
     assert now.items() >= before.items()
-    told = [line.split("  ", 1)[-1] for line in done.stderr.splitlines()]
+    told = [line.strip().split("  ", 1)[-1] for line in done.stderr.splitlines()]
     for name in names_of(before):
         assert f"{name} is done" in told
         assert name not in told
