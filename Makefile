@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak bench-startup pictures bench-fuzz bench-wheel base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak bench-startup bench-kills pictures bench-fuzz bench-wheel base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
 
 setup: $(STAMP)
 
@@ -56,6 +56,9 @@ bench-soak: setup
 
 bench-startup: setup
 	$(BIN)/python benchmarks/startup.py
+
+bench-kills: setup
+	$(BIN)/python benchmarks/kills.py
 
 bench-fuzz: setup
 	$(BIN)/python benchmarks/fuzz.py

@@ -76,7 +76,10 @@ def take(one: Server, page: Any, artifact: Path) -> None:
 
 
 def _offer(one: Server, artifact: Path) -> None:
-    test, model = read_arrays(DEMO / "test.npz"), Artifact(artifact).manifest.model
+    test, model = (
+        read_arrays(DEMO / "digits.t3c.work" / "test.npz"),
+        Artifact(artifact).manifest.model,
+    )
     requests = bodies(model.inputs[0].name, model.outputs[0].name, test["x"], test["y"], ROWS)
     asyncio.run(offer(one.infer, requests, arrivals(PHASES, seed=0)))
 

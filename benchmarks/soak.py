@@ -192,7 +192,7 @@ def _soaked(minutes: float) -> tuple[list[Figure], dict[str, list[dict[str, Any]
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     artifact = Path(shutil.copytree(source, WORK / "digits.t3c"))
-    test = read_arrays(DEMO / "test.npz")
+    test = read_arrays(DEMO / "digits.t3c.work" / "test.npz")
     manifest = Artifact(artifact).manifest.model
     requests = bodies(manifest.inputs[0].name, manifest.outputs[0].name, test["x"], test["y"], 2)
     with server(artifact, ["--threads", "1", "--objective-ms", "200"], token=TOKEN) as one:

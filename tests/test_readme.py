@@ -31,7 +31,7 @@ def lower(config: type, **defaults: Any) -> None:
 lower(CalibrationConfig, rounds=3, grid=3, grid_rounds=3, starts=False)
 lower(ExportConfig, goal=Goal(profiles=3))
 lower(EstimateConfig, samples=1, path_samples=0)
-DigitsNet.__init__.__defaults__ = ((16, 32, 64),)
+DigitsNet.__init__.__defaults__ = ((16, 32, 64), 1, (2, 1, 2, 1))
 """
 ROOT = Path(__file__).parents[1]
 

@@ -164,6 +164,10 @@ def test_what_is_done_is_not_done_again(
     assert again.choices == made.choices
 
 
+def interrupt(*args: Any, **kwargs: Any) -> Any:
+    raise KeyboardInterrupt
+
+
 def refuse(name: str, function: Any) -> Any:
     """A function that fails if it is called, but for the shapes of an elastic model."""
     if name != "make_elastic":
@@ -181,11 +185,7 @@ def test_a_run_that_was_stopped_goes_on(
 ) -> None:
     hurried(monkeypatch)
     whole = pipeline.export
-
-    def stopped(*args: Any, **kwargs: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pipeline, "export", stopped)
+    monkeypatch.setattr(pipeline, "export", interrupt)
     with pytest.raises(KeyboardInterrupt):
         asked(trained, digits, tmp_path / "a.t3c")
     assert not (tmp_path / "a.t3c").exists()
@@ -222,6 +222,49 @@ def test_what_cannot_be_is_said_in_one_line_and_leaves_nothing(
     assert not (tmp_path / "a.t3c").exists()
     late = message == "abacus"  # an engine is opened when the first stage needs it
     assert late or not list(tmp_path.iterdir())
+
+
+def test_a_record_decides_again_and_the_content_is_the_same(
+    made: Compressed, trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    hurried(monkeypatch)
+    measured = [(pipeline, "choose_kernels"), (pipeline, "time_points"), (pipeline, "probe")]
+    for module, name in (*measured, (compare.Placing, "place")):
+        monkeypatch.setattr(module, name, lambda *_, name=name, **__: pytest.fail(name))
+    record = made.path.with_name("digits.t3c.work") / "record.json"
+    with monkeypatch.context() as stopped:
+        stopped.setattr(pipeline, "export", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            asked(trained, digits, tmp_path / "again.t3c", replay=record, minutes=3)
+    again = asked(trained, digits, tmp_path / "again.t3c", replay=record, minutes=3)
+    assert any(choice.what == "training" and choice.taken != "untrained" for choice in made.choices)
+    assert Artifact(again.path).content == Artifact(made.path).content
+    first, twice = (
+        json.loads(path.read_text())["decided"]
+        for path in (record, tmp_path / "again.t3c.work" / "record.json")
+    )
+    for stage in (*first.values(), *twice.values()):
+        del stage["seconds"]
+    assert twice == first
+
+
+def test_a_record_of_something_else_is_refused(
+    made: Compressed, trained: nn.Module, digits: Digits, tmp_path: Path
+) -> None:
+    record = made.path.with_name("digits.t3c.work") / "record.json"
+    with pytest.raises(DataError, match="was recorded with another seed"):
+        asked(trained, digits, tmp_path / "a.t3c", replay=record, seed=1)
+    less = json.loads(record.read_text())
+    del less["decided"]["time"]
+    (tmp_path / "less.json").write_text(json.dumps(less))
+    for name, message in (
+        ("none.json", "No such file"),
+        ("less.json", "no record of a run: decided.time: Field required"),
+    ):
+        with pytest.raises(DataError, match=message):
+            asked(trained, digits, tmp_path / "a.t3c", replay=tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["less.json"]
 
 
 def test_unlabelled_data_is_judged_by_unchanged_answers(

@@ -54,3 +54,10 @@ def test_two_writers_and_broken_results_are_refused(tmp_path: Path) -> None:
     with locked(done.folder), pytest.raises(DataError):
         stages.run("a", {}, lambda folder: {})
     assert not (done.folder / RESULT).exists()
+
+
+def test_what_was_recorded_is_taken_over(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, recorded={"a": {"found": 7}})
+    found = stages.decide("a", {}, lambda folder: pytest.fail("it was measured again"))
+    assert found.result["found"] == 7
+    assert stages.decide("b", {}, lambda folder: {"found": 8}).result["found"] == 8

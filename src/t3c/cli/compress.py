@@ -34,6 +34,9 @@ def compress(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start anew instead of going on with OUT.work")
     ] = False,
+    replay: Annotated[
+        Path | None, typer.Option(help="A record.json: decide as that run did, not by measuring")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Compress a trained model: convert, train once, measure, certify and pack it."""
@@ -44,7 +47,7 @@ def compress(
     name = model.rpartition(":")[2] if ".py:" in model else Path(model).name
     made = run_compress(
         model, data, out or Path(f"{name}.t3c"), test=test, minutes=minutes, max_drop=max_drop,
-        length=length, engine=engine, threads=threads, seed=seed, fresh=fresh,
+        length=length, engine=engine, threads=threads, seed=seed, fresh=fresh, replay=replay,
     )  # fmt: skip
     if as_json:
         print_json(made.result.model_dump(mode="json"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
-from t3c.compression.place import TINY_TIMES, Candidate, Placed, Plain, place
+from t3c.compression.place import TINY_TIMES, Candidate, Plain, place
 from t3c.device.execution import example_inputs, execution_of
 from t3c.device.machine import describe
 from t3c.device.measured import time_sessions
@@ -37,7 +37,7 @@ def plain_int8(
     return make(engine.read(original.read_bytes()), samples, transformer=transformer)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Placing:
     """Places the profiles of a draft by quality, from the largest down; keeps what it saw."""
 
@@ -45,9 +45,9 @@ class Placing:
     scorer: Scorer
     plain: Int8 | None
     watch: Watch
-    placed: Placed | None = None
 
-    def __call__(self, draft: Artifact, table: DeviceTable) -> Mapping[str, str]:
+    def place(self, draft: Artifact, table: DeviceTable) -> Placed:
+        """Run the candidates of a draft beside plain int8, and choose among them."""
         losses, sessions = dict[str, Array](), dict[str, Session]()
         if self.plain is not None:
             assert isinstance(self.engine, OpenVINO)
@@ -75,8 +75,7 @@ class Placing:
         beside = None
         if self.plain is not None:
             beside = Plain(times[""].p50, self.plain.size_bytes, losses[""])
-        self.placed = place(candidates, reference, limit, beside)
-        return {candidate: name for name, candidate in self.placed.profiles}
+        return place(candidates, reference, limit, beside)
 
     def _reference(self, losses: Mapping[str, Array]) -> Array:
         """Return the losses that a drop counts from: the original's, or plain int8's."""

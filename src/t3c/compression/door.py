@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from t3c.artifact.folder import staged
 from t3c.artifact.reader import Artifact
 from t3c.compression.choice import Choice
 from t3c.compression.data import Data, split
@@ -18,11 +19,12 @@ from t3c.compression.measure import ARTIFACT, measure, write_beside
 from t3c.compression.pipeline import Compression, Options
 from t3c.compression.plan import plan_run
 from t3c.compression.reading import read_data
+from t3c.compression.record import read_record, refuse_other
 from t3c.compression.source import open_source
 from t3c.compression.stages import Stages
 from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
-from t3c.files import locked, replacing, writing
+from t3c.files import locked, writing
 from t3c.measure.memory import keep_freed
 from t3c.progress import showing
 from t3c.silence import silenced
@@ -70,6 +72,7 @@ def compress(
     threads: int | None = None,
     seed: int = 3407,
     fresh: bool = False,
+    replay: str | Path | None = None,
     progress: bool = True,
 ) -> Compressed:
     """Make the best artifact of a trained model: convert, train once, measure, certify, pack.
@@ -79,7 +82,8 @@ def compress(
     an .npz with x and y, or batches; `test` is a set of its own to judge on, else a fifth of the
     data. `minutes` is the whole run. `max_drop` is what the profile `med` may lose; by default
     0.005 of accuracy, or what suits the task. Texts have `length` tokens. Work is kept in
-    `OUT.work`: the same call goes on where it was stopped, `fresh` starts anew.
+    `OUT.work`: the same call goes on where it was stopped, `fresh` starts anew. `replay` is the
+    `record.json` of a finished run: what it measured decides again, and the content is the same.
 
     >>> made = t3c.compress("resnet-50/", "images/", "resnet.t3c", minutes=60)  # doctest: +SKIP
     >>> print(made)  # doctest: +SKIP
@@ -89,6 +93,7 @@ def compress(
     out = Path(out)
     _check_asked(out, minutes, max_drop, length)
     work = work_of(out)
+    record = None if replay is None else read_record(Path(replay))
     with writing(out, ArtifactError):
         out.parent.mkdir(parents=True, exist_ok=True)
     with showing(progress) as show, silenced(*CHATTY), locked(work, error=ArtifactError):
@@ -106,19 +111,23 @@ def compress(
         plan = plan_run(source, parts, minutes, started)
         for line in plan.lines():
             show.say(line)
+        options = Options(minutes, max_drop, length, engine, threads, seed)
+        recorded = {} if record is None else record.decided.model_dump(mode="json")
+        run = Compression(source, parts, options, Stages(work, show.say, recorded), show, plan)
+        if record is not None:
+            refuse_other(Path(str(replay)), record, run.made_from)
         with writing(work, ArtifactError):
             work.mkdir(parents=True, exist_ok=True)
-        options = Options(minutes, max_drop, length, engine, threads, seed)
-        run = Compression(source, parts, options, Stages(work, show.say), show, plan)
         exported = run.run()
         measured = run.stages.run(
             "measure", {"of": exported.key}, lambda folder: measure(run, exported.folder)
         )
         result = Result.model_validate(measured.result["result"])
-        with writing(out, ArtifactError), replacing(out) as staging:
-            shutil.copytree(exported.folder / ARTIFACT, staging, dirs_exist_ok=True)
         result = result.model_copy(update={"artifact": str(out)})
         write_beside(run, exported, result, out)
+        # What is finished is refused: it comes last.
+        with staged(out) as staging, writing(out, ArtifactError):
+            shutil.copytree(exported.folder / ARTIFACT, staging, dirs_exist_ok=True)
         seconds = time.monotonic() - started
         show.say(f"done: {out} in {seconds / 60:.1f} minutes")
     return Compressed(out, result, tuple(run.choices), seconds)

@@ -13,6 +13,7 @@ from t3c.artifact.card import write_card
 from t3c.artifact.reader import Artifact
 from t3c.compression.judging import judge_of
 from t3c.compression.kept import BENCH, CALIBRATION, ORIGINAL, TEST
+from t3c.compression.record import RECORD, SAME
 from t3c.compression.stages import Stage
 from t3c.evidence.bench import Data, Result, bench
 from t3c.evidence.quality import Scorer, measure_quality
@@ -54,7 +55,7 @@ def measure(run: Compression, exported: Path) -> Mapping[str, Any]:
 
 def write_beside(run: Compression, exported: Stage, result: Result, out: Path) -> None:
     """Leave in the work folder what `t3c bench` and `t3c certify` read, and the report beside."""
-    work, artifact = run.stages.root, Artifact(out)
+    work, artifact = run.stages.root, Artifact(exported.folder / ARTIFACT)
     target = work / ORIGINAL
     target.unlink(missing_ok=True)
     target.hardlink_to(run.original)
@@ -69,11 +70,13 @@ def write_beside(run: Compression, exported: Stage, result: Result, out: Path) -
         np.savez(work / name, **arrays)  # type: ignore[arg-type]
     write_atomic(work / BENCH, result.model_dump_json(indent=1).encode())
     record = {
+        "made_from": {name: run.made_from[name] for name in SAME},
         "choices": [choice.model_dump() for choice in run.choices],
         "samples": run.parts.sizes(),
         "plan": {"minutes": run.plan.minutes, "training": run.plan.training},
-        **exported.result,
+        "candidates": run.decided["place"]["candidates"],
+        "decided": run.decided,
     }
-    write_atomic(work / "record.json", json.dumps(record, indent=1).encode())
+    write_atomic(work / RECORD, json.dumps(record, indent=1).encode())
     page = render_report(result, artifact, choices=[str(choice) for choice in run.choices])
     write_atomic(out.with_name(out.name.removesuffix(".t3c") + ".html"), page.encode())

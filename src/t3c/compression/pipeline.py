@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from t3c.artifact.devices import LayerTiming
+from t3c.artifact.devices import DeviceTable, LayerTiming
+from t3c.artifact.reader import Artifact
 from t3c.compression.choice import Choice, best, choices_of
 from t3c.compression.compare import Placing, plain_int8
 from t3c.compression.data import Data, Parts
@@ -28,10 +28,11 @@ from t3c.compression.kept import ORIGINAL
 from t3c.compression.measure import ARTIFACT, judge_profiles
 from t3c.compression.place import TINY_TIMES
 from t3c.compression.plan import RunPlan
+from t3c.compression.record import fingerprint, hashed
 from t3c.compression.source import Source, Task
 from t3c.compression.stages import Stage, Stages
 from t3c.compression.teach import Lesson, Plan, probe, teach
-from t3c.convert import state_of
+from t3c.convert import smooth_, state_of
 from t3c.convert.state import STATE
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines import Engine, open_engine
@@ -83,6 +84,7 @@ class Compression:
     show: Show
     plan: RunPlan
     choices: list[Choice] = field(default_factory=list)
+    decided: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     original: Path = Path(ORIGINAL)
     plain: Int8 | None = None
 
@@ -98,7 +100,7 @@ class Compression:
             "data": {name: hashed(getattr(self.parts, name)) for name in self.parts.sizes()},
             "length": self.options.length, "engine": self.options.engine,
             "threads": self.options.threads, "minutes": self.options.minutes,
-            "max_drop": self.options.max_drop,
+            "max_drop": self.options.max_drop, "recorded": self.stages.recorded,
         }  # fmt: skip
 
     @property
@@ -118,27 +120,26 @@ class Compression:
         """Make the model elastic; its weights are in the stage's folder."""
         source, batches = self.source, self._statistics()
 
+        def choose(folder: Path) -> Mapping[str, Any]:
+            ways, choice = choose_kernels(source.model, source.example, batches, self.engine)
+            chosen = [] if choice is None else [choice.model_dump()]
+            return {"kernels": {name: str(way) for name, way in ways.items()}, "choices": chosen}
+
+        decided = self._decided("choose", self.made_from, choose)
+        kernels, smooth = decided.result["kernels"], _linears(source.model)
+
         def make(folder: Path) -> Mapping[str, Any]:
-            kernels, choice = choose_kernels(source.model, source.example, batches, self.engine)
-            smooth = _linears(source.model)
             make_elastic(
                 source.model, source.example, batches, kernels, smooth=smooth, watch=self.show.watch
             )
             keep_elastic(source.model, folder / KEPT)
-            chosen = [] if choice is None else [choice.model_dump()]
-            return {
-                "kernels": {n: str(k) for n, k in kernels.items()},
-                "smooth": smooth,
-                "choices": chosen,
-            }
+            return {}
 
-        stage = self.stages.run("convert", self.made_from, make)
-        self.choices += choices_of(stage.result)
+        stage = self.stages.run("convert", {"of": decided.key, "by": kernels}, make)
         if STATE not in source.model.__dict__:  # the stage was done before
-            make_elastic(
-                source.model, source.example, batches[:1],
-                stage.result["kernels"], smooth=stage.result["smooth"],
-            )  # fmt: skip
+            if smooth:  # the original that is kept beside is smoothed by the same statistics
+                smooth_(source.model, batches)
+            make_elastic(source.model, source.example, batches[:1], kernels, smooth=False)
             restore_elastic(source.model, stage.folder / KEPT)
         return stage
 
@@ -156,7 +157,7 @@ class Compression:
                 "conditions": None if timed.conditions is None else asdict(timed.conditions),
             }
 
-        stage = self.stages.run("time", {"of": converted.key}, make)
+        stage = self._decided("time", {"of": converted.key}, make)
         layers = tuple(LayerTiming.model_validate(one) for one in stage.result["layers"])
         known = stage.result["conditions"]
         conditions = None if known is None else Conditions(**known)
@@ -206,8 +207,7 @@ class Compression:
                 "choices": [choice.model_dump(), found.choice.model_dump()],
             }
 
-        aimed = self.stages.run("probe", {"of": timing.key}, aim)
-        self.choices += choices_of(aimed.result)
+        aimed = self._decided("probe", {"of": timing.key}, aim)
         worst = aimed.result["worst_drift"]
         planned = Plan(
             aimed.result["steps"], aimed.result["learning_rate"], choices_of(aimed.result)[-1]
@@ -250,27 +250,48 @@ class Compression:
         source, parts, model = self.source, self.parts, self.source.model
 
         def make(folder: Path) -> Mapping[str, Any]:
-            judge = judge_of(source, parts.placement, self.options.max_drop)
-            scorer = Scorer.of(judge, parts.placement.arrays(), self.answered())
-            placing = Placing(self.engine, scorer, self.plain, self.show.watch)
-            pictures = source.pictures
+            placed: dict[str, Any] = {}
+
+            def place(draft: Artifact, table: DeviceTable) -> Mapping[str, str]:
+                judge = partial(self._place, draft, table)
+                placed.update(self._decided("place", {"of": trained.key}, judge).result)
+                profiles: Mapping[str, str] = placed["profiles"]
+                return profiles
+
             export(
                 model, folder / ARTIFACT, [parts.certificate.inputs],
                 self._export_config(_goal(trained.result["goal"])),
-                name=source.name, image=None if pictures is None else pictures.image,
+                name=source.name, image=source.image,
                 classes=source.classes, axes=self.axes, tokenizer=source.tokenizer,
-                text=_text(source), timed=timed, ranges=parts.ranges.inputs, place=placing,
+                text=_text(source), timed=timed, ranges=parts.ranges.inputs, place=place,
             )  # fmt: skip
             judge_profiles(self, folder)
-            assert placing.placed is not None
-            rows = [
-                {"candidate": r.candidate, "p50": r.p50, "size": r.size, "drop": r.drop,
-                 "upper": r.upper, "fate": str(r.fate), "profile": r.profile}
-                for r in placing.placed.rows
-            ]  # fmt: skip
-            return {"candidates": rows}
+            return {"placed": placed}
 
-        return self.stages.run("export", {"of": trained.key}, make)
+        stage = self.stages.run("export", {"of": trained.key}, make)
+        self.decided["place"] = stage.result["placed"]
+        return stage
+
+    def _place(self, draft: Artifact, table: DeviceTable, folder: Path) -> Mapping[str, Any]:
+        """Choose the profiles among the candidates of a draft, beside plain int8."""
+        judge = judge_of(self.source, self.parts.placement, self.options.max_drop)
+        scorer = Scorer.of(judge, self.parts.placement.arrays(), self.answered())
+        placed = Placing(self.engine, scorer, self.plain, self.show.watch).place(draft, table)
+        rows = [
+            {"candidate": r.candidate, "p50": r.p50, "size": r.size, "drop": r.drop,
+             "upper": r.upper, "fate": str(r.fate), "profile": r.profile}
+            for r in placed.rows
+        ]  # fmt: skip
+        return {"profiles": {name: given for given, name in placed.profiles}, "candidates": rows}
+
+    def _decided(
+        self, name: str, made_from: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]
+    ) -> Stage:
+        """Return a stage that measures; its choices are told, and its result goes on record."""
+        stage = self.stages.decide(name, made_from, make)
+        self.choices += choices_of(stage.result)
+        self.decided[name] = stage.result
+        return stage
 
     def answered(self) -> Run:
         """Return the original as a function of arrays, in float on the engine where that can."""
@@ -308,19 +329,3 @@ def _text(source: Source) -> TextSpec | None:
         return None
     stop = source.tokenizer.eos_token_id
     return TextSpec(source.tokenizer.bos_token_id, () if stop is None else (stop,))
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Return a hash of a model's weights and of what it is made of."""
-    found = hashlib.sha256(repr(model).encode())
-    for name, value in model.state_dict().items():
-        found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
-
-
-def hashed(data: Data) -> str:
-    """Return a hash of samples and labels."""
-    found = hashlib.sha256("".join(data.keys()).encode())
-    if data.labels is not None:
-        found.update(data.labels.numpy().tobytes())
-    return found.hexdigest()

@@ -19,6 +19,7 @@ from t3c.compression.hugging_face import load_model, quiet
 from t3c.compression.pictures import Preprocessing, read_preprocessing
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, check_inputs, split_batch, tensors
+from t3c.spec import ImageSpec
 
 PREPROCESSOR = "preprocessor_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
@@ -38,6 +39,7 @@ class Task(StrEnum):
 class Source:
     """A trained model in evaluation mode and float32, and how data becomes its inputs.
 
+    `pictures` is how a folder of them is read, `image` how a runtime prepares one.
     `notes` say what was done to it on the way: a half-precision model is converted, for one.
     """
 
@@ -47,6 +49,7 @@ class Source:
     task: Task
     classes: tuple[str, ...] | None = None
     pictures: Preprocessing | None = None
+    image: ImageSpec | None = None
     tokenizer: Any = None
     notes: tuple[str, ...] = field(default=())
 
@@ -96,9 +99,15 @@ def open_source(model: str | Path | nn.Module, example: Any = None) -> Source:
 
 
 def _of_module(name: str, model: nn.Module, example: Any) -> Source:
+    """A module says what its classes are called, and how pictures become inputs, by attributes."""
     inputs, _ = split_batch(example)
     check_inputs(inputs, "the example")
-    return Source(name, model, inputs, Task.OUTPUTS)
+    classes, image = getattr(model, "classes", None), getattr(model, "image", None)
+    return Source(
+        name, model, inputs, Task.OUTPUTS,
+        tuple(map(str, classes)) if isinstance(classes, list | tuple) else None,
+        image=image if isinstance(image, ImageSpec) else None,
+    )  # fmt: skip
 
 
 def _of_function(path: Path, name: str) -> Source:
@@ -114,9 +123,7 @@ def _of_function(path: Path, name: str) -> Source:
             f"{path}:{name} has to return a torch.nn.Module and an example of its inputs, "
             f"got {type(made).__name__}"
         )
-    source = _of_module(name, *made)
-    classes = getattr(made[0], "classes", None)
-    return source if classes is None else replace(source, classes=tuple(map(str, classes)))
+    return _of_module(name, *made)
 
 
 def _imported(path: Path) -> ModuleType:
@@ -146,8 +153,9 @@ def _of_hugging_face(name: str) -> Source:
         pixels = loaded.example["pixel_values"]
         how = _preprocessing(name)
         return replace(
-            source, model=Classifier(loaded.model).eval(), example=_sized(pixels, how), pictures=how
-        )
+            source, model=Classifier(loaded.model).eval(), example=_sized(pixels, how),
+            pictures=how, image=how.image,
+        )  # fmt: skip
     if not source.reads_text:
         return source
     return _reading(source, tokenizer_of(name, loaded.model))

@@ -1,7 +1,9 @@
 """Long work in stages: each is kept under the hash of what it was made from, and never made twice.
 
 A stage has a folder of its own, which it finds again if it was stopped: what it leaves there, such
-as checkpoints, it can go on from. It is done when its result is written.
+as checkpoints, it can go on from. It is done when its result is written. Stages that measure and
+decide are apart from those that follow from their decisions: a record of the former is all that a
+run depends on besides its inputs.
 """
 
 from __future__ import annotations
@@ -36,6 +38,14 @@ class Stages:
 
     root: Path
     say: Say = lambda text: None
+    recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def decide(
+        self, name: str, made_from: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]
+    ) -> Stage:
+        """Return a stage whose result depends on measured time; recorded ones are taken over."""
+        known = self.recorded.get(name)
+        return self.run(name, made_from, make if known is None else lambda folder: known)
 
     def run(
         self, name: str, made_from: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from t3c.errors import MissingExtraError
 from t3c.spec import ImageSpec
+from t3c.train.precision import Precision, multiplying
 
 SIDE = 32
 CALIBRATION, TEST = 600, 500
@@ -94,15 +95,30 @@ class Block(nn.Module):
 
 
 class DigitsNet(nn.Module):
-    """A residual network of 64 to 256 channels for images (n, 1, 32, 32) -> logits (n, 10)."""
+    """A residual network of 64 to 256 channels for images (n, 1, 32, 32) -> logits (n, 10).
 
-    def __init__(self, widths: tuple[int, int, int] = (64, 128, 256)) -> None:
+    Three stages of `depth` blocks; `strides` are those of the stem and of each stage.
+    """
+
+    classes, image = CLASSES, IMAGE  # for the artifact made of it
+
+    def __init__(
+        self,
+        widths: tuple[int, int, int] = (64, 128, 256),
+        depth: int = 1,
+        strides: tuple[int, int, int, int] = (2, 1, 2, 1),
+    ) -> None:
         super().__init__()
-        a, b, c = widths
-        self.stem = nn.Conv2d(1, a, 3, 2, 1, bias=False)
-        self.bn = nn.BatchNorm2d(a)
-        self.blocks = nn.Sequential(Block(a, a, 1), Block(a, b, 2), Block(b, c, 1))
-        self.head = nn.Linear(c, len(CLASSES))
+        first, *stages = strides
+        self.stem = nn.Conv2d(1, widths[0], 3, first, 1, bias=False)
+        self.bn = nn.BatchNorm2d(widths[0])
+        blocks, into = [], widths[0]
+        for width, stride in zip(widths, stages, strict=True):
+            blocks += [Block(into, width, stride)]
+            blocks += [Block(width, width, 1) for _ in range(depth - 1)]
+            into = width
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(into, len(CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.bn(self.stem(x))))
@@ -116,6 +132,8 @@ def train_digits(
     epochs: int,
     seed: int = 0,
     on_step: Callable[[int, int, float], object] | None = None,
+    *,
+    precision: Precision = "float",
 ) -> None:
     """Train a classifier of digits in place, on shifted pictures."""
     torch.manual_seed(seed)
@@ -127,7 +145,9 @@ def train_digits(
     step = 0
     for _ in range(epochs):
         for images, labels in batches:
-            loss = F.cross_entropy(model(images), labels, label_smoothing=0.05)
+            with multiplying(precision):
+                logits = model(images)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=0.05)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
