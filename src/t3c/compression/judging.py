@@ -47,8 +47,8 @@ def run_original(model: nn.Module, example: Inputs) -> Run:
     def run(arrays: list[Outputs]) -> Outputs:
         values = tuple(torch.from_numpy(value) for value in arrays)
         if isinstance(example, Mapping):
-            return call(model, dict(zip(example, values, strict=True))).numpy()
-        return call(model, values[0] if isinstance(example, torch.Tensor) else values).numpy()
+            return call(model, dict(zip(example, values, strict=True))).cpu().numpy()
+        return call(model, values[0] if isinstance(example, torch.Tensor) else values).cpu().numpy()
 
     return run
 
@@ -65,11 +65,11 @@ def view_losses(model: nn.Module, profile: Profile | None, data: Data, judge: Ju
     for start in range(0, len(data), BATCH):
         part = slice(start, start + BATCH)
         inputs = data.at(part).inputs
-        wanted = call(state_of(model).original, inputs).numpy()
+        wanted = call(state_of(model).original, inputs).cpu().numpy()
         answered = wanted
         if profile is not None:
             with at(model, profile):
-                answered = call(model, inputs).numpy()
+                answered = call(model, inputs).cpu().numpy()
         if judge.metric is Metric.PERPLEXITY:  # logits of all texts are too large to hold
             losses.append(judge.at(part).losses(answered, wanted))
         else:
