@@ -24,8 +24,9 @@ from t3c.artifact.attention import zero_after_products
 from t3c.artifact.elastic_nodes import Floats, fold_norms, make_elastic
 from t3c.artifact.manifest import ELASTIC_DOMAIN, OPSET, STATE
 from t3c.errors import ConvertError, SpecError
-from t3c.nn.inputs import Inputs, call, tensors
+from t3c.nn.inputs import Inputs, call, moved, tensors
 from t3c.nn.parametrized import WithParameters
+from t3c.nn.view import on_cpu
 from t3c.silence import silenced
 from t3c.spec import LayerSpec
 
@@ -102,7 +103,7 @@ def original_onnx(
     for value in [value for value in model.graph.input if value.name in names]:
         model.graph.input.remove(value)
         weight = plain.get_parameter(f"{names[value.name]}.weight").detach().contiguous()
-        model.graph.initializer.append(numpy_helper.from_array(weight.numpy(), value.name))
+        model.graph.initializer.append(numpy_helper.from_array(weight.cpu().numpy(), value.name))
     return model
 
 
@@ -116,8 +117,10 @@ def to_onnx(
 ) -> onnx.ModelProto:
     """ONNX of a plain model with a free batch size, free named axes, and its states if it has any.
 
-    The weights of `layers` become graph inputs, so that nothing is folded into them.
+    The weights of `layers` become graph inputs, so that nothing is folded into them. It is traced
+    on the CPU, wherever the model is.
     """
+    plain, example = on_cpu(plain), moved(example, torch.device("cpu"))
     weights = [f"{name}.weight" for name in layers]
     values = [plain.get_parameter(name).detach() for name in weights]
     names = list(example) if isinstance(example, Mapping) else _input_names(len(tensors(example)))

@@ -132,7 +132,7 @@ def layer_sensitivities(
                 torch.autograd.grad(
                     output, offsets, probe, retain_graph=True, materialize_grads=True
                 )
-                for probe in probes
+                for probe in probes.to(output.device)
             ]
             mine: dict[str, list[Use]] = {name: [] for name in weights}
             for index, run in enumerate(runs):

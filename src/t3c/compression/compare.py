@@ -8,7 +8,7 @@ from pathlib import Path
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
-from t3c.compression.place import TINY_TIMES, Candidate, Plain, place
+from t3c.compression.place import TINY_TIMES, Candidate, Placed, Plain, place
 from t3c.device.execution import example_inputs, execution_of
 from t3c.device.machine import describe
 from t3c.device.measured import time_sessions

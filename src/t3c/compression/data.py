@@ -14,7 +14,7 @@ from torch import Tensor
 
 from t3c.certify.slices import sample_keys
 from t3c.errors import DataError
-from t3c.nn.inputs import Inputs, check_finite, join, select, split_batch, tensors
+from t3c.nn.inputs import Inputs, check_finite, join, moved, select, split_batch, tensors
 
 MOST_BYTES = 6 << 30  # of samples held in memory at once
 
@@ -106,7 +106,8 @@ def _batch(batch: Any) -> Data:
     elif isinstance(batch, np.ndarray):
         batch = torch.from_numpy(batch)
     inputs, labels = split_batch(batch)
-    return Data(inputs, labels)
+    cpu = torch.device("cpu")
+    return Data(moved(inputs, cpu), None if labels is None else labels.to(cpu))
 
 
 def _tensor(value: Any) -> Tensor:

@@ -53,7 +53,7 @@ def view_losses(
     whole = judge.metric is not Metric.PERPLEXITY  # logits of all texts are too large to hold
 
     def answered(part: slice) -> Outputs:
-        return call(model, data.at(part).inputs).float().numpy()
+        return call(model, data.at(part).inputs).float().cpu().numpy()
 
     def losses(answers: Callable[[slice], Outputs], original: Outputs | None) -> Array:
         if original is None:
@@ -62,7 +62,7 @@ def view_losses(
         return judge.expected_losses(np.concatenate([answers(part) for part in parts]), original)
 
     def original(part: slice) -> Outputs:
-        return call(state_of(model).original, data.at(part).inputs).numpy()
+        return call(state_of(model).original, data.at(part).inputs).cpu().numpy()
 
     reference = np.concatenate([original(part) for part in parts]) if whole else None
     yield (

@@ -97,10 +97,10 @@ def drift_of(model: nn.Module, profiles: Sequence[Profile], data: Data) -> float
     with evaluating(model):
         for start in range(0, min(len(data), VALIDATED), 16):
             inputs = select(data.inputs, slice(start, min(start + 16, VALIDATED)))
-            wanted = call(original, inputs)
+            wanted = call(original, inputs).cpu().numpy()
             for profile in profiles:
                 with at(model, profile):
-                    drifts = relative_drift(call(model, inputs).numpy(), wanted.numpy())
+                    drifts = relative_drift(call(model, inputs).cpu().numpy(), wanted)
                 total, count = total + float(drifts.sum()), count + len(drifts)
     return total / count
 

@@ -42,8 +42,8 @@ def model_reference(model: nn.Module, example: Inputs) -> Reference:
     def run(samples: Samples) -> Array:
         values = tuple(torch.from_numpy(value) for value in samples)
         if isinstance(example, Mapping):
-            return call(model, dict(zip(example, values, strict=True))).numpy()
-        return call(model, values[0] if isinstance(example, torch.Tensor) else values).numpy()
+            return call(model, dict(zip(example, values, strict=True))).cpu().numpy()
+        return call(model, values[0] if isinstance(example, torch.Tensor) else values).cpu().numpy()
 
     return run
 
@@ -55,7 +55,7 @@ def session_reference(session: Session) -> Reference:
 
 def arrays(inputs: Inputs) -> list[Array]:
     """Inputs of a torch model as a runtime takes them."""
-    return [value.detach().contiguous().numpy() for value in tensors(inputs)]
+    return [value.detach().cpu().contiguous().numpy() for value in tensors(inputs)]
 
 
 def measure_drifts(

@@ -140,7 +140,7 @@ def trained_policy(
     if not config.summary_units:
         return train_controller({DEVICE: terrain}, config).to_policy()
     count = len(next(iter(sensitivities.values())).uses)
-    first = tensors(samples)[0][:count].numpy()
+    first = tensors(samples)[0][:count].cpu().numpy()
     return train_controller(
         {DEVICE: terrain}, config,
         summaries=np.stack([summarize(sample[None]) for sample in first]),

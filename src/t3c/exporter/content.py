@@ -38,12 +38,13 @@ from t3c.engines import ENGINES
 from t3c.engines.torch import TorchSession
 from t3c.engines.torch_operations import OPERATIONS
 from t3c.errors import ConvertError
+from t3c.evidence.drifts import arrays
 from t3c.evidence.original import refuse_batch_statistics
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.described import Described
 from t3c.graph.aligning import align_layer, from_reduced, kept_columns
 from t3c.graph.assemble import assemble, quantized_inputs, summed_inputs
-from t3c.nn.inputs import Inputs, batches_of, tensors
+from t3c.nn.inputs import Inputs, batches_of
 from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.quant.straight_through import row_scale, view_scale
@@ -110,7 +111,7 @@ def narrowed(packed: Draft, allocated: Allocated) -> Draft:
 
 def ranged(draft: Draft, samples: Inputs) -> Draft:
     """Return a draft with the activation ranges of each profile, observed as it is compressed."""
-    keys = tuple(sample_keys([value.numpy() for value in tensors(samples)]))
+    keys = tuple(sample_keys(arrays(samples)))
     dense = dict(draft.tensors)
     for profile in draft.manifest.chain if not draft.weight_only else ():
         dense[f"{RANGES}{profile.name}"] = observe_ranges(draft, profile, samples)
@@ -199,7 +200,7 @@ def observe_ranges(artifact: Artifact, profile: Profile, samples: Inputs) -> Flo
 
     session = float_session(artifact, profile)
     for batch in batches_of(samples, BATCH):
-        session.observe([value.numpy() for value in tensors(batch)], watch)
+        session.observe(arrays(batch), watch)
     return ranges
 
 
@@ -220,7 +221,7 @@ def _from_reduced(artifact: Artifact, profile: Profile) -> dict[str, tuple[str, 
 @torch.no_grad()
 def _float_weight(weight: ElasticWeight, traced: Traced, rank: int) -> npt.NDArray[np.float64]:
     """What the factors of a linear layer stand for at a rank before they are rounded (out, in)."""
-    reduce, expand = (stage.double().numpy() for stage in weight.stored_stages())
+    reduce, expand = (stage.cpu().double().numpy() for stage in weight.stored_stages())
     rows = traced.folded.get(weight.spec.name, np.ones(len(expand), np.float32))
     return np.asarray(rows[:, None] * (expand[:, :rank] @ reduce[:rank]))
 
@@ -256,6 +257,7 @@ def _codes(
 ) -> StageCodes:
     """A stage ready to be stored; of a factor on its rows the sign goes into the codes, the size
     into the scales, so that the codes are those of training."""
+    weight, gains = weight.cpu(), gains.cpu()
     grid = row_scale(weight)
     size = torch.ones_like(grid)
     if factor is not None:

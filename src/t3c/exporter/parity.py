@@ -33,7 +33,7 @@ REFERENCE = "torch"
 @torch.no_grad()
 def model_outputs(model: nn.Module, samples: Inputs) -> Array:
     """Outputs of a torch model."""
-    return np.concatenate([call(model, b).numpy() for b in batches_of(samples, BATCH)])
+    return np.concatenate([call(model, b).cpu().numpy() for b in batches_of(samples, BATCH)])
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ def data_metric(moment: Tensor, ridge: float = 1.0) -> Metric:
     """
     c = moment.double()
     mean = c.diagonal().mean().clamp_min(1e-12)
-    values, vectors = torch.linalg.eigh(c + ridge * mean * torch.eye(len(c), dtype=torch.float64))
+    identity = torch.eye(len(c), dtype=c.dtype, device=c.device)
+    values, vectors = torch.linalg.eigh(c + ridge * mean * identity)
     root = values.clamp_min(ridge * float(mean)).sqrt()
     return Metric((vectors * root) @ vectors.T, (vectors / root) @ vectors.T)

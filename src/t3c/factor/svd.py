@@ -78,7 +78,7 @@ def _projected(matrix: Tensor, rank: int, oversample: int = 32, passes: int = 4)
         matrix.shape[1], min(rank + oversample, *matrix.shape), generator=generator,
         dtype=matrix.dtype,
     )  # fmt: skip
-    basis: Tensor = torch.linalg.qr(matrix @ probe).Q
+    basis: Tensor = torch.linalg.qr(matrix @ probe.to(matrix.device)).Q
     for _ in range(passes):
         basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
     small = basis.T @ matrix

@@ -48,19 +48,19 @@ def tucker2_stages(
     columns of `expand` are orthonormal in the outputs' metric.
     """
     r_out, r_in = ranks or weight.shape[:2]
-    white = weight.detach().double().numpy()
+    white = weight.detach().double().cpu().numpy()
     if metric is not None:
-        white = multi_mode_dot(white, [metric.root.numpy()], modes=[1])
+        white = multi_mode_dot(white, [metric.root.cpu().numpy()], modes=[1])
     if outputs is not None:
-        white = multi_mode_dot(white, [outputs.root.numpy()], modes=[0])
+        white = multi_mode_dot(white, [outputs.root.cpu().numpy()], modes=[0])
     u_out, u_in = (
         leading_left(torch.from_numpy(tl.unfold(white, mode)), rank)
         for mode, rank in ((0, r_out), (1, r_in))
     )
     core = torch.from_numpy(multi_mode_dot(white, [u_out.T.numpy(), u_in.T.numpy()], modes=[0, 1]))
-    into = u_in.T if metric is None else u_in.T @ metric.inverse
-    out = u_out if outputs is None else outputs.inverse @ u_out
+    into = u_in.T if metric is None else u_in.T @ metric.inverse.cpu()
+    out = u_out if outputs is None else outputs.inverse.cpu() @ u_out
     point = (1,) * (weight.dim() - 2)
     stages = (into.reshape(*into.shape, *point), core, out.reshape(*out.shape, *point))
-    reduce, core, expand = (stage.to(weight.dtype).contiguous() for stage in stages)
+    reduce, core, expand = (stage.to(weight).contiguous() for stage in stages)
     return reduce, core, expand

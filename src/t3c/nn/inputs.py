@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,11 @@ Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 
 
 def call(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The model's output tensor; of an output object its `logits`, else its first element."""
+    """The model's output tensor; of an output object its `logits`, else its first element.
+
+    Inputs are taken to the model's device, and the output stays there.
+    """
+    inputs = moved(inputs, device_of(model))
     if isinstance(inputs, Tensor):
         output = model(inputs)
     elif isinstance(inputs, Mapping):
@@ -31,6 +36,23 @@ def call(model: nn.Module, inputs: Inputs) -> Tensor:
     if not isinstance(output, Tensor):
         raise DataError(f"the model returned {type(output).__name__}, not a tensor")
     return output
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device a model is on, by its first parameter or buffer; the CPU if it has none."""
+    first = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def moved(inputs: Inputs, device: torch.device) -> Inputs:
+    """The inputs on a device; themselves if they are there."""
+    if all(value.device == device for value in tensors(inputs)):
+        return inputs
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {name: value.to(device) for name, value in inputs.items()}
+    return tuple(value.to(device) for value in inputs)
 
 
 def tensors(inputs: Inputs) -> list[Tensor]:

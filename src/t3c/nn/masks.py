@@ -27,7 +27,8 @@ def soft_top_k(
         return alive.to(scores.dtype)
     z = scores[alive].double()
     if generator is not None:
-        z = z - torch.empty_like(z).exponential_(generator=generator).log()
+        drawn = torch.empty(z.shape, dtype=z.dtype, device=generator.device)
+        z = z - drawn.exponential_(generator=generator).to(z.device).log()
     logits = (z - _threshold(z.detach(), k, temperature)) / temperature
     # At constant mass the threshold moves by the mean of dz, weighted by the slopes m (1 - m).
     slopes = (logits.sigmoid() * (-logits).sigmoid()).detach()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from t3c.errors import SpecError
 from t3c.nn.layers import ElasticLayer
@@ -72,6 +72,17 @@ def dense_copy(model: nn.Module, profile: Profile | None = None) -> nn.Module:
         for alias in _aliases(plain, layer, name):
             replace_(plain, alias, module)
     return plain
+
+
+def on_cpu(model: nn.Module) -> nn.Module:
+    """The model itself if all of it is on the CPU, else a copy that is."""
+    held: list[tuple[Tensor, Tensor]] = [
+        *((p, nn.Parameter(p.detach().cpu(), p.requires_grad)) for p in model.parameters()),
+        *((b, b.detach().cpu()) for b in model.buffers()),
+    ]
+    if all(there.device.type == "cpu" for there, _ in held):
+        return model
+    return copy.deepcopy(model, {id(there): here for there, here in held})
 
 
 def sort_(model: nn.Module) -> int:

@@ -143,7 +143,7 @@ class ElasticWeight(nn.Module):
         for axes in RANK_AXES[self.spec.factorization]:
             stages = self.stored_stages()
             order = strengths(stages, axes).argsort(descending=True, stable=True)
-            if torch.equal(order, torch.arange(len(order))):
+            if torch.equal(order, torch.arange(len(order), device=order.device)):
                 continue
             for stage, axis in axes:
                 stages[stage] = stages[stage].index_select(axis, order)

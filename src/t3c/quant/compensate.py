@@ -45,7 +45,7 @@ def compensate(
     if ridge <= 0 or block < 1:
         raise SpecError(f"ridge and block must be positive, got {ridge:g} and {block}")
     moment, free = moment.double(), weight.double().clone()
-    order = torch.arange(size).expand(groups, size)
+    order = torch.arange(size, device=weight.device).expand(groups, size)
     if sort:
         order = moment.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True, stable=True)
         free = free.gather(2, order[:, None].expand_as(free))
@@ -83,7 +83,7 @@ def inverse_factor(moment: Tensor, ridge: float) -> Tensor:
     """
     size = moment.shape[-1]
     mean = moment.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-12)
-    identity = torch.eye(size, dtype=moment.dtype)
+    identity = torch.eye(size, dtype=moment.dtype, device=moment.device)
     turned = (moment + ridge * mean[:, None, None] * identity).flip(1, 2)
     lower = torch.linalg.cholesky(turned)
     inverse: Tensor = torch.linalg.solve_triangular(lower.flip(1, 2), identity, upper=True)

@@ -38,7 +38,8 @@ def midpoints(
         magnitude = magnitude.round().clamp(0, 127)
         level = torch.floor(magnitude / step) if bits < MAX_BITS else magnitude
     else:
-        noise = torch.rand(weight.shape, generator=generator)
+        noise = torch.rand(weight.shape, generator=generator, device=generator.device)
+        noise = noise.to(weight.device)
         level = torch.floor(magnitude / step - shift + noise).clamp(0, 127 // int(step))
     return (sign * (level + shift)).detach()
 
@@ -58,7 +59,8 @@ def _fit(weight: Tensor, scale: Tensor) -> Tensor:
     """
     size = weight.abs()
     magnitude = (size / scale[:, None]).round().clamp(0, 127).long()
-    cell = (magnitude + 128 * torch.arange(len(weight))[:, None]).flatten()
+    rows = torch.arange(len(weight), device=weight.device)
+    cell = (magnitude + 128 * rows[:, None]).flatten()
     count, total = (
         torch.bincount(cell, weights, minlength=128 * len(weight)).view(-1, 128).double()
         for weights in (None, size.flatten().double())
@@ -66,7 +68,7 @@ def _fit(weight: Tensor, scale: Tensor) -> Tensor:
     gains = []
     for bits in VIEWS:
         step = 2 ** (MAX_BITS - bits)
-        level = torch.arange(128, dtype=torch.float64)
+        level = torch.arange(128, dtype=torch.float64, device=weight.device)
         if bits < MAX_BITS:
             level = torch.floor(level / step) + 0.5
         energy = count @ level.square()  # 0 for a row of zeros in 8 bits

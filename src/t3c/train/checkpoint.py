@@ -207,7 +207,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], final: Path) -> str:
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise TrainError(f"{final}: cannot be written: {name} is {tensor.layout}")
-        value = tensor.detach().contiguous()
+        value = tensor.detach().cpu().contiguous()
         storage = value.untyped_storage().data_ptr()
         plain[name] = value.clone() if storage in seen else value
         seen.add(storage)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from t3c.convert import state_of
 from t3c.errors import TrainError
-from t3c.nn.inputs import Inputs, evaluating
+from t3c.nn.inputs import Inputs, device_of, evaluating
 from t3c.nn.view import sort_
 from t3c.progress import showing
 from t3c.spec import ImageSpec, Profile, ProfileChain
@@ -144,7 +144,8 @@ def _descend(
     """One step down the weighted sum of the terms; their values, the same in all processes."""
     config, optimizer = run.config, run.optimizer
     weighted = [coefficient(n, step, config) * term for n, term in terms.items()]
-    loss = torch.stack(weighted).sum() if weighted else torch.zeros(())
+    device = device_of(run.model)  # the controller is on the CPU wherever the network is
+    loss = torch.stack([term.to(device) for term in weighted] or [torch.zeros(())]).sum()
     values = processes.mean({n: _value(terms.get(n)) for n in TERMS})
     if not math.isfinite(_value(loss) + sum(values.values())):
         told = ", ".join(f"{name} {value:.3g}" for name, value in values.items() if value)

@@ -96,7 +96,8 @@ class Processes:
             PartialState().wait_for_everyone()
 
     def _mean(self, value: Tensor) -> Tensor:
+        from accelerate import PartialState
         from accelerate.utils import reduce
 
-        mean: Tensor = reduce(value, reduction="mean")
-        return mean
+        mean: Tensor = reduce(value.to(PartialState().device), reduction="mean")
+        return mean.to(value.device)

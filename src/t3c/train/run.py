@@ -16,7 +16,7 @@ from torch import nn
 
 from t3c.convert import state_of
 from t3c.errors import TrainError
-from t3c.nn.inputs import tensors
+from t3c.nn.inputs import device_of, moved, tensors
 from t3c.nn.view import elastic_weights
 from t3c.spec import LayerPoint, Profile, ProfileChain
 from t3c.train.checkpoint import STATE, latest, load_checkpoint, save_checkpoint
@@ -87,8 +87,10 @@ class Run:
             self._resume(path)
 
     def next(self) -> Sample:
-        """The batch of the next step."""
-        return self.waiting.pop() if self.waiting else next(self.stream)
+        """The batch of the next step, where the model is."""
+        inputs, target = self.waiting.pop() if self.waiting else next(self.stream)
+        device = device_of(self.model)
+        return moved(inputs, device), target.to(device)
 
     def profile(self, step: int) -> Profile:
         """The profile a step trains: the controller's own once it is no longer all broad draws."""
@@ -124,7 +126,7 @@ class Run:
         """What every process of a run has to start from."""
         found = hashlib.sha256(repr((self.start, self.profiles)).encode())
         for name, value in self.trained.state_dict().items():
-            found.update(name.encode() + value.detach().contiguous().numpy().tobytes())
+            found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
         return found.digest()
 
     def write_manifest(self) -> None:

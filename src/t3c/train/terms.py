@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from t3c.certify.penalty import first_order_penalty
 from t3c.convert import state_of
 from t3c.errors import DataError
-from t3c.nn.inputs import Inputs, call, join, select, tensors
+from t3c.nn.inputs import Inputs, call, device_of, join, select, tensors
 from t3c.nn.view import at, elastic_weights
 from t3c.nn.weight import Relaxation
 from t3c.spec import Profile
@@ -79,6 +79,7 @@ class NetworkTerms:
         One pass of the original and one of the profile serve plain and augmented samples both.
         """
         config, model = self.config, self.model
+        halving = partial(multiplying, config.precision, device_of(model).type)
         if not config.computes("distill", "augment", *FULL_TERMS):
             return {}
         plain, weight = self.processes.share(batch.plain)
@@ -89,17 +90,17 @@ class NetworkTerms:
             parts, weights = [plain, extra], [weight, extra_weight]
         sizes = [len(tensors(part)[0]) for part in parts]
         match = partial(objective.distill, of_classes=config.of_classes)
-        with torch.no_grad(), multiplying(config.precision):
+        with torch.no_grad(), halving():
             teachers = torch.split(call(self.original, join(parts)).float(), sizes)
         makers: dict[str, Callable[[], Tensor]] = {}
         if config.computes("distill", "augment"):
-            with at(model, profile, relaxed), multiplying(config.precision):
+            with at(model, profile, relaxed), halving():
                 students = torch.split(call(model, join(parts)).float(), sizes)
             names = ("distill", "augment")
             for name, s, t, w in zip(names, students, teachers, weights, strict=False):
                 makers[name] = lambda s=s, t=t, w=w: w * match(s, t)  # type: ignore[misc]
         if config.computes(*FULL_TERMS):
-            with at(model, None), multiplying(config.precision):
+            with at(model, None), halving():
                 full = call(model, plain).float()
             makers["task"] = lambda: weight * self._task(full, target)
             makers["anchor"] = lambda: weight * match(full, teachers[0])

@@ -12,7 +12,7 @@ from torch.random import fork_rng
 from t3c.certify.drift import relative_drift
 from t3c.convert import state_of
 from t3c.errors import DataError
-from t3c.nn.inputs import call, split_batch, tensors
+from t3c.nn.inputs import call, device_of, split_batch, tensors
 from t3c.nn.view import at
 from t3c.spec import Profile, ProfileChain
 from t3c.train.losses import Loss
@@ -64,15 +64,16 @@ def validate(
         inputs, target = split_batch(batch)
         if target is None:
             raise DataError("validation needs batches of (inputs, target)")
+        target = target.to(device_of(model))
         rows = len(tensors(inputs)[0])
         count += rows
-        original = call(state_of(model).original, inputs)
+        original = call(state_of(model).original, inputs).cpu()
         for profile in views:
             with at(model, profile):
                 output = call(model, inputs)
             found = {
                 "loss": float(loss(output, target)),
-                "drift": float(relative_drift(output, original).mean()),
+                "drift": float(relative_drift(output.cpu(), original).mean()),
             }
             if classes and target.dim() == 1 and output.dim() == 2:
                 found["accuracy"] = float((output.argmax(-1) == target).float().mean())
