@@ -68,9 +68,11 @@ class Subject:
         """Return the text a language model is tested on; None of other models."""
         if self.source.task is not Task.LANGUAGE:
             return None
+        bos = self.source.tokenizer.bos_token_id
+        if bos is None:
+            raise DataError(f"{self.source.name}: its tokenizer has no BOS to begin a window with")
         windows = tensors(self.test.inputs)[0]
-        ids = windows[:, 1:].flatten()[:TOKENS].numpy()
-        return Text(ids, windows.shape[1], int(windows[0, 0]))
+        return Text(windows[:, 1:].flatten()[:TOKENS].numpy(), windows.shape[1], bos)
 
     @property
     def vocabulary(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from lab.baselines import BASELINES
 from lab.baselines.baseline import Baseline, Task
 from t3c.certify.drift import relative_drift
+from t3c.errors import TrainError
 from t3c.evidence.drifts import arrays
 from t3c.nn.inputs import Inputs, batches_of, call, evaluating, select
 
@@ -29,30 +30,30 @@ def at_best_rate(name: str, task: Task) -> Baseline:
     rest = replace(training, inputs=select(training.inputs, slice(HELD, None)))
     brief = replace(rest, minutes=PROBE * training.minutes / len(RATES))
     whole = replace(rest, minutes=(1 - PROBE) * training.minutes)
-    tried = {
-        rate: BASELINES[name](replace(task, training=brief), learning_rate=rate) for rate in RATES
-    }
-    rate = least({rate: drift_of(made, task, held) for rate, made in tried.items()})
-    made = BASELINES[name](replace(task, training=whole), learning_rate=rate)
-    every = (made, *tried.values())
+    spent, drifts = [], dict.fromkeys(RATES, math.inf)
+    for rate in RATES:
+        try:
+            trial = BASELINES[name](replace(task, training=brief), learning_rate=rate)
+        except TrainError:  # it diverged
+            continue
+        spent.append((trial.steps, trial.seconds))
+        drifts[rate] = drift_of(trial, task, held)
+    taken = min(drifts, key=drifts.__getitem__)
+    made = BASELINES[name](replace(task, training=whole), learning_rate=taken)
     return replace(
-        made, method=f"{made.method}, learning rate {rate:g} of {len(RATES)} tried",
-        steps=sum(one.steps for one in every), seconds=sum(one.seconds for one in every),
+        made, method=f"{made.method}, learning rate {taken:g} of {len(RATES)} tried",
+        steps=made.steps + sum(steps for steps, _ in spent),
+        seconds=made.seconds + sum(seconds for _, seconds in spent),
     )  # fmt: skip
-
-
-def least(drifts: Mapping[float, float]) -> float:
-    """Return the rate of the least drift; one that is not finite is never it."""
-    return min(drifts, key=lambda rate: drifts[rate] if np.isfinite(drifts[rate]) else np.inf)
 
 
 @torch.no_grad()
 def drift_of(made: Baseline, task: Task, held: Inputs) -> float:
-    """Return how far a baseline's answers are from the original's: a mean over samples."""
+    """Return how far a baseline's answers are from the original's: a mean, infinite for NaN."""
     original, session = task.trained(made.name).model, task.engine.compile_read(made.model)
     found = []
     with evaluating(original):
         for one in batches_of(held, 1):
             wanted = call(original, one).numpy()
             found.append(float(relative_drift(session.run(arrays(one))[0], wanted).mean()))
-    return float(np.mean(found))
+    return float(np.nan_to_num(np.mean(found), nan=math.inf))
