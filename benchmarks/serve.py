@@ -143,16 +143,16 @@ def figures(tables: dict[str, list[dict[str, Any]]]) -> list[Figure]:
 def _made() -> tuple[Path, Path, Any, Any]:
     """The artifact, NNCF's int8 of the same network, and all test images with their classes."""
     spec = load_results(ROOT / "configs" / "results" / f"{SUBJECT}.yaml")
-    export = replace(spec.export, threads=THREADS)
-    spec = replace(spec, recipe=replace(spec.recipe, export=export))
+    spec = replace(spec, threads=THREADS)
     with showing() as show:
         base = load_any(ROOT / "configs" / "base" / f"{SUBJECT}.yaml")
         train_any(base, base_folder(), say=say, watch=show.watch)
         results = Results(spec, WORK, say, show.watch)
         made = results.artifact(spec.seeds[0])
         ptq8 = results.baseline("ptq8", results.task(made))
-    samples, labels = (part.numpy() for part in results.subject.test)
-    return made.folder / ARTIFACT, ptq8.folder / MODEL, samples, labels
+    test = results.subject.test
+    assert test.labels is not None
+    return made.folder / ARTIFACT, ptq8.folder / MODEL, test.arrays()[0], test.labels.numpy()
 
 
 def _request_ms(session: Any, samples: Any, calls: int = 15) -> float:

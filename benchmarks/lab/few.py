@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from lab.subjects import SUBJECTS, Labelled
 from t3c.convert import elasticize_, state_of
 from t3c.spec import ProfileChain
 from t3c.train import BlockConfig, TrainConfig, fit, reconstruct
 from t3c.train.losses import loss_of
 from t3c.train.targets import find_targets
+from t3c.zoo.subjects import SUBJECTS, Labelled
 from t3c.zoo.views import outputs, tested
 
 Say = Callable[[str], object]

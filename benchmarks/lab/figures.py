@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -48,6 +49,22 @@ def machine() -> dict[str, Any]:
     }
 
 
+def commit() -> str | None:
+    """Return the commit that is measured, with a `+` where files differ; None outside git."""
+
+    def git(*command: str) -> str:
+        told = subprocess.run(
+            ["git", *command], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+        return told.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def finish(path: Path, figures: Sequence[Figure], tables: Mapping[str, Sequence[Row]]) -> int:
     """Print tables and figures, write them as JSON, and say by the exit code whether all hold."""
     payload = {
@@ -56,6 +73,7 @@ def finish(path: Path, figures: Sequence[Figure], tables: Mapping[str, Sequence[
         ],
         "tables": {name: list(rows) for name, rows in tables.items()},
         "machine": machine(),
+        "commit": commit(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(payload, indent=1).encode())

@@ -72,7 +72,7 @@ def compress_large(name: str, folder: Path, say: Say) -> Row:
     }
     sizes = {}
     say(f"loading {name}")
-    graph = to_openvino(load_decoder(name).model, np.ones((1, LENGTH), np.int64))
+    graph = to_openvino(load_decoder(name).model, torch.ones(1, LENGTH, dtype=torch.int64))
     gc.collect()
     for kind, how in settings.items():
         say(f"compressing to {kind}")

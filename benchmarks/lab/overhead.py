@@ -12,7 +12,6 @@ from torch import nn
 
 from lab.baselines.finetune import adamw, descend
 from lab.baselines.qat8 import build_kernels, prepare_qat
-from lab.subjects import SUBJECTS, Subject
 from t3c.convert import elasticize_, state_of
 from t3c.nn.inputs import call, evaluating
 from t3c.nn.view import at, elastic_weights
@@ -23,6 +22,7 @@ from t3c.train.losses import loss_of
 from t3c.train.processes import Processes
 from t3c.train.run import Run, moving
 from t3c.train.terms import NetworkTerms
+from t3c.zoo.subjects import SUBJECTS, Subject
 
 WARM = 2
 Say = Callable[[str], object]
@@ -36,7 +36,7 @@ def overhead_rows(
     say(f"{subject}: preparing qat8")
     build_kernels()
     started = time.perf_counter()
-    quantized = prepare_qat(found.model, found.train[0][:64].numpy())
+    quantized = prepare_qat(found.model, found.train[0][:64])
     before = {"qat8": time.perf_counter() - started}
     optimizer = adamw(quantized, learning_rate=1e-4)
     say(f"{subject}: preparing t3c")

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lab.allocation.greedy import greedy, uniform
 from lab.paths import within
-from lab.subjects import SUBJECTS, Labelled
 from t3c.control.knapsack import Allocation, allocations
 from t3c.control.options import layer_profile
 from t3c.control.policy import Policy
@@ -26,6 +25,7 @@ from t3c.train.losses import classification
 from t3c.train.policy_net import ControllerConfig
 from t3c.train.targets import Targets, find_targets
 from t3c.train.terrain import Terrain
+from t3c.zoo.subjects import SUBJECTS, Labelled
 from t3c.zoo.views import View, outputs, tested
 
 SEEDS = (3407, 2025, 9157)

@@ -1,115 +1,93 @@
 """One model beside everything one would use instead: a spec in YAML, and the tables it leaves.
 
-Stages: the recipe trained once; the artifact; each baseline; then all of them measured in one
-process on test data that nothing was tuned on. What is done is not done again.
+Stages: the artifact, by `t3c.compress` with its defaults; each baseline; then all of them measured
+in one process on the test set. What is done is not done again.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import openvino as ov
-from torch import nn
 
 from lab import baselines
-from lab.ablations import ablation_rows
+from lab.ablations import ablation_rows, retrained
 from lab.appendix import artifact_tables
 from lab.baselines import BASELINES, TRAINED
 from lab.baselines.baseline import Task
 from lab.baselines.finetune import Training
+from lab.baselines.rate import at_best_rate
 from lab.decoding import compare_text
 from lab.extended import seed_rows
 from lab.fingerprints import fingerprint, hashed, hashed_files, versions
-from lab.subjects import SUBJECTS, Subject
+from lab.subjects import Subject, open_subject
 from lab.sweep import sweep_rows
 from lab.variants import Comparison, Row, Variant, Watch, compare
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import layer_bytes
-from t3c.compression.stages import Stage, Stages
+from t3c.compression.data import Data
+from t3c.compression.door import compress
+from t3c.compression.kept import ORIGINAL, work_of
+from t3c.compression.pipeline import CALIBRATION, Options
+from t3c.compression.stages import RESULT, Stage, Stages
+from t3c.compression.teach import BATCH
 from t3c.device.execution import example_inputs
 from t3c.device.machine import describe
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.errors import SpecError
 from t3c.evidence.int8 import bytes_on_disk
-from t3c.exporter import ExportConfig, Timed
+from t3c.nn.inputs import tensors
 from t3c.runtime.runtime import Runtime
-from t3c.zoo.recipe import Recipe
 from t3c.zoo.settings import read_settings
-from t3c.zoo.training import Trained, export_subject, train_recipe
 
-ORIGINAL, ARTIFACT, MODEL = "original.onnx", "model.t3c", "model.xml"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What is asked of `t3c-med`: its accuracy below full, its time and size against `ptq8`.
-
-    `full` is the least accuracy of the original. Of a language model: its perplexity `over` the
-    original's, as a share, its size and how many tokens it makes a second against `ptq8w`. Sizes
-    of text models are without the vocabulary's table.
-    """
-
-    size: float
-    drop: float | None = None
-    p50: float | None = None
-    full: float = 0.0
-    over: float | None = None
-    speed: float | None = None
+ARTIFACT, MODEL = "model.t3c", "model.xml"
+BATCH_OF_OTHERS = 16  # samples a step of tasks that have no batch size of their own, as the door's
+ROUNDS = 200  # how often each variant is timed
+ABLATED = 2000  # test samples that ablations are made on; language models have none
+ENGINE = "openvino"  # what baselines run on too
 
 
 @dataclass(frozen=True)
 class ResultsSpec:
-    """A recipe of ours, and the methods it is compared with.
+    """A model, the data it is compressed with, the set it is tested on, and for how long.
 
-    Every trained method gets the recipe's data, batches and augmentations for `minutes`, and
-    `labels` times the task's loss beside the distance to the original; `options` are those of
-    single methods. `calibrated` samples are what baselines are calibrated on, `rounds` how often
-    each variant is timed, `ablated` how many test samples ablations are made on: none with 0, and
-    none of language models.
+    Names are those of `lab.subjects`. Every method that trains has the same `minutes`; the artifact
+    is made anew with each of `seeds`. Texts have `length` tokens. How anything is done is no part
+    of it: that are the defaults of `t3c.compress` and of each baseline.
     """
 
-    recipe: Recipe
-    methods: tuple[str, ...]
-    limits: Limits
+    model: str
+    data: str
+    test: str
     minutes: float
-    calibrated: int = 300
-    labels: float = 0.0
-    transformer: bool = False
-    options: Mapping[str, Mapping[str, int | float]] = field(default_factory=dict)
-    rounds: int = 200
-    ablated: int = 2000
-    seeds: tuple[int, ...] = (3407,)
+    seeds: tuple[int, ...]
+    baselines: tuple[str, ...]
+    length: int | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in (*self.methods, *self.options):
+        for name in self.baselines:
             if name not in BASELINES:
-                raise SpecError(f"no method {name!r}: known are {', '.join(BASELINES)}")
-        if "ptq8" not in self.methods:
-            raise SpecError("ptq8 has to be among the methods: others are compared with it")
-        if not 0 < self.minutes < math.inf:
-            raise SpecError(f"minutes must be positive, got {self.minutes:g}")
-        if self.recipe.export is None:
-            raise SpecError("the recipe has no export: add `export: {}` to it")
+                raise SpecError(f"no baseline {name!r}: known are {', '.join(BASELINES)}")
+        if "ptq8" not in self.baselines:
+            raise SpecError("ptq8 has to be among the baselines: others are compared with it")
+        if not 1 <= self.minutes < math.inf:
+            raise SpecError(f"minutes must be at least 1, got {self.minutes:g}")
         if not self.seeds:
             raise SpecError("there is no seed")
-        for name, least in (("calibrated", 1), ("rounds", 1), ("ablated", 0)):
-            if getattr(self, name) < least:
-                raise SpecError(f"{name} must be at least {least}, got {getattr(self, name)}")
-
-    @property
-    def export(self) -> ExportConfig:
-        assert self.recipe.export is not None
-        return self.recipe.export
 
 
 def load_results(path: Path) -> ResultsSpec:
-    """The spec of a YAML file."""
+    """Read the spec of a YAML file."""
     return read_settings(path, ResultsSpec)
 
 
@@ -121,113 +99,98 @@ class Results:
     ) -> None:
         self.spec, self.watch = spec, watch
         self.stages = Stages(folder, say)
-        self.subject: Subject = SUBJECTS[spec.recipe.subject]()
-        self.engine = OpenVINO(spec.export.threads or len(os.sched_getaffinity(0)))
-        self.about = {
-            "original": fingerprint(self.subject.model), "versions": versions(),
-            "data": hashed(*self.subject.train, self.subject.calibration),
+        self.subject: Subject = open_subject(
+            spec.model, spec.data, spec.test, spec.length, watch
+        )  # fmt: skip
+        self.engine = OpenVINO(spec.threads or len(os.sched_getaffinity(0)))
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """Return what every stage is made from: the model, the data, versions."""
+        return {
+            "original": fingerprint(self.subject.source.model), "versions": versions(),
+            "data": _hashed(self.subject.data), "test": _hashed(self.subject.test),
         }  # fmt: skip
-        # Of this process, by seed: models that were trained, and layer times they were trained for.
-        self.models: dict[int, nn.Module] = {}
-        self.times: dict[int, Timed] = {}
-
-    def trained(self, seed: int) -> Stage:
-        """The recipe trained; the folder holds its run, the result its minutes of training."""
-        recipe = self._recipe(seed)
-
-        def make(folder: Path) -> Row:
-            done = self._train(recipe, folder)
-            self.models[seed] = done.model
-            return {"minutes": done.seconds / 60, "steps": recipe.train.steps}
-
-        made_from = self.about | {
-            "recipe": repr(replace(recipe, export=None)), "device": repr(describe(self.engine)),
-            "activations": self.spec.export.activations,
-        }  # fmt: skip
-        return self.stages.run(f"train-{seed}", made_from, make)
 
     def artifact(self, seed: int) -> Stage:
-        """The trained model exported; the folder holds the artifact and the original."""
-        run, subject = self.trained(seed), self.subject
+        """Compress the model; the folder holds the artifact and the work of the door."""
+        spec, subject = self.spec, self.subject
 
         def make(folder: Path) -> Row:
-            export_subject(
-                subject, self._model(seed, run), self.spec.export, folder / ORIGINAL,
-                folder / ARTIFACT, timed=self.times.get(seed),
+            out = folder / ARTIFACT
+            shutil.rmtree(out, ignore_errors=True)  # of a run stopped before its table was read
+            compress(
+                subject.fresh(), subject.data, out, test=subject.test,
+                example=subject.source.example, minutes=spec.minutes, length=spec.length,
+                engine=ENGINE, threads=spec.threads, seed=seed,
             )  # fmt: skip
-            return {name: run.result[name] for name in ("minutes", "steps")}
+            return spent(work_of(out))
 
-        made_from = {
-            "run": run.key, "export": repr(self.spec.export), "device": repr(describe(self.engine)),
+        made_from = self.about | {
+            "minutes": spec.minutes, "seed": seed, "length": spec.length, "threads": spec.threads,
+            "device": repr(describe(self.engine)),
         }  # fmt: skip
         return self.stages.run(f"t3c-{seed}", made_from, make)
 
     def ablations(self, seed: int, made: Stage) -> Stage:
-        """Other ways to allocate the middle profile's cost, on the first test samples."""
-        test, labels = (values[: self.spec.ablated] for values in self.subject.test)
+        """Allocate the middle profile's cost in other ways, judged on the first test samples."""
+        spec, subject = self.spec, self.subject
+        test = subject.test.at(slice(0, ABLATED))
 
         def make(folder: Path) -> Row:
             runtime = self._runtime(made)
             profiles = list(runtime.chain)
             assert runtime.table is not None
+            options = Options(spec.minutes, None, spec.length, ENGINE, spec.threads, seed)
+            model = retrained(subject, options, Stages(work_of(made.folder / ARTIFACT)))
             rows = ablation_rows(
-                self._model(seed, self.trained(seed)), self.subject.calibration,
-                runtime.table.layers, profiles[len(profiles) // 2],
-                self.spec.export.goal.size_weight, (test, labels), watch=self.watch,
+                model, subject.parts.certificate.inputs, runtime.table.layers,
+                profiles[len(profiles) // 2], test, watch=self.watch,
             )  # fmt: skip
             return {"rows": rows}
 
-        made_from = {"artifact": made.key, "test": hashed(test, labels)}
-        return self.stages.run("ablations", made_from, make)
+        return self.stages.run("ablations", {"artifact": made.key, "test": _hashed(test)}, make)
 
     def baseline(self, name: str, task: Task) -> Stage:
-        """A method carried out; the folder holds its model."""
-        options = dict(self.spec.options.get(name, {}))
-        recipe = self.spec.recipe
+        """Carry out a method; the folder holds its model."""
         made_from: dict[str, Any] = self.about | {
-            "options": options, "code": hashed_files(Path(baselines.__file__).parent),
-            "activations": task.activations, "transformer": task.transformer,
-            "samples": len(task.samples), "threads": self.engine.threads,
+            "code": hashed_files(Path(baselines.__file__).parent), "activations": task.activations,
+            "threads": self.engine.threads,
         }  # fmt: skip
         if name in TRAINED:
-            made_from |= {
-                "minutes": self.spec.minutes, "labels": self.spec.labels, "batch": recipe.batch,
-                "images": recipe.samples, "augmentations": recipe.train.augmentations,
-                "precision": recipe.train.precision,
-            }  # fmt: skip
+            made_from["minutes"] = self.spec.minutes
 
         def make(folder: Path) -> Row:
-            found = BASELINES[name](task, **options)
-            ov.save_model(found.model, folder / MODEL, compress_to_fp16=False)
+            made = at_best_rate(name, task) if name in TRAINED else BASELINES[name](task)
+            ov.save_model(made.model, folder / MODEL, compress_to_fp16=False)
             return {
-                "method": found.method, "size_bytes": found.size_bytes, "steps": found.steps,
-                "minutes": found.seconds / 60,
+                "method": made.method, "size_bytes": made.size_bytes, "steps": made.steps,
+                "minutes": made.seconds / 60,
             }  # fmt: skip
 
         return self.stages.run(name, made_from, make)
 
     def task(self, made: Stage) -> Task:
-        """What every baseline is given; activations are as the artifact has them."""
-        spec, subject = self.spec, self.subject
-        images, targets = (part[: spec.recipe.samples] for part in subject.train)
+        """Return what every baseline is given; activations are as the artifact has them."""
+        subject = self.subject
+        source, train = subject.source, subject.parts.train
         training = Training(
-            subject.model, images, targets, spec.minutes, batch=spec.recipe.batch,
-            labels=spec.labels, augmentations=spec.recipe.train.augmentations,
-            image=subject.image, precision=spec.recipe.train.precision, padding=subject.padding,
+            source.model, train.inputs, self.spec.minutes,
+            batch=BATCH.get(source.task, BATCH_OF_OTHERS), precision="auto",
         )  # fmt: skip
-        weight_only = Artifact(made.folder / ARTIFACT).weight_only
+        out = made.folder / ARTIFACT
         return Task(
-            (made.folder / ORIGINAL).read_bytes(), subject.calibration[: spec.calibrated].numpy(),
-            self.engine, "float" if weight_only else "int8", spec.transformer, training,
-            self.watch,
+            (work_of(out) / ORIGINAL).read_bytes(), train.at(slice(0, CALIBRATION)).inputs,
+            self.engine, "float" if Artifact(out).weight_only else "int8", source.reads_text,
+            training, self.watch,
         )  # fmt: skip
 
     def tables(self) -> dict[str, list[Row]]:
-        """Everything measured side by side, and the tables of the paper's appendix F."""
+        """Measure everything side by side, and make the tables of the paper's appendix F."""
         made = [self.artifact(seed) for seed in self.spec.seeds]
         task = self.task(made[0])
-        others = {name: self.baseline(name, task) for name in self.spec.methods}
-        ablated = self.spec.ablated and self.subject.text is None
+        others = {name: self.baseline(name, task) for name in self.spec.baselines}
+        ablated = self.subject.text is None
         ablations = [self.ablations(self.spec.seeds[0], made[0])] if ablated else []
 
         def make(folder: Path) -> Row:
@@ -245,43 +208,23 @@ class Results:
                 **artifact_tables(runtimes[0], compared[0], self._asked(runtimes[0])),
             }  # fmt: skip
 
-        text = self.subject.text
         made_from = {
-            "made": [stage.key for stage in (*made, *others.values())], "rounds": self.spec.rounds,
-            "test": hashed(*self.subject.test, *([text.ids] if text else [])),
+            "made": [stage.key for stage in (*made, *others.values())],
             "device": repr(describe(self.engine)),
         }  # fmt: skip
         found = self.stages.run("measured", made_from, make).result
         tables = {name: rows for name, rows in found.items() if isinstance(rows, list)}
-        spent = [s.result["seconds"] for s in (*made, *others.values(), *ablations)]
-        spent += [self.trained(seed).result["seconds"] for seed in self.spec.seeds]
+        seconds = [s.result["seconds"] for s in (*made, *others.values(), *ablations)]
         return tables | {
             "ablations": [row for stage in ablations for row in stage.result["rows"]],
-            "spent": [{"minutes": (math.fsum(spent) + found["seconds"]) / 60}],
+            "spent": [{"minutes": (math.fsum(seconds) + found["seconds"]) / 60}],
         }
 
-    def _recipe(self, seed: int) -> Recipe:
-        return self.spec.recipe.changed({"seed": seed})
-
-    def _train(self, recipe: Recipe, folder: Path) -> Trained:
-        """The recipe carried out for what layers take on this device."""
-
-        return train_recipe(
-            recipe, folder / "run", resume=True, test=False, validated=False,
-            say=self.stages.say, watch=self.watch,
-        )  # fmt: skip
-
-    def _model(self, seed: int, run: Stage) -> nn.Module:
-        """The trained model: of this process, or as the run's last checkpoint has it."""
-        if seed not in self.models:
-            self.models[seed] = self._train(self._recipe(seed), run.folder).model
-        return self.models[seed]
-
     def _runtime(self, made: Stage) -> Runtime:
-        return Runtime(Artifact(made.folder / ARTIFACT), "openvino", self.engine.threads)
+        return Runtime(Artifact(made.folder / ARTIFACT), ENGINE, self.engine.threads)
 
     def _baselines(self, task: Task, made: Mapping[str, Stage]) -> dict[str, Variant]:
-        """The original and every baseline, ready to answer."""
+        """Return the original and every baseline, ready to answer."""
         read = self.engine.read(task.original)
         session, size = self.engine.compile_read(read), bytes_on_disk(read)
         table = self._table_bytes(read)
@@ -296,36 +239,48 @@ class Results:
         return found
 
     def _table_bytes(self, model: ov.Model) -> int:
-        """What the vocabulary's table takes in a model, with its scales; 0 where there is none."""
+        """Return what the vocabulary's table takes in a model, with its scales; 0 without one."""
         rows = self.subject.vocabulary
         return 0 if rows is None else bytes_of_rows(model, rows)
 
     def _asked(self, runtime: Runtime) -> list[Array]:
-        """Inputs (n, ...) that are asked with budgets: test samples, or a token of a text."""
+        """Return inputs (n, ...) asked with budgets: test samples, or a token of a text."""
         if self.subject.text is not None:
             return example_inputs(runtime.artifact)
-        return [self.subject.test[0][:8].numpy()]
+        return self.subject.test.at(slice(0, 8)).arrays()
 
     def _compared(self, variants: Mapping[str, Variant]) -> Comparison:
-        """Variants on the test part, timed in turns."""
+        """Compare variants on the test set, timed in turns."""
         self.stages.say(f"measuring {len(variants)} variants")
         if (text := self.subject.text) is not None:
             return compare_text(
-                variants, text.ids.numpy(), length=text.length, bos=text.bos,
-                rounds=self.spec.rounds, watch=self.watch,
+                variants, text.ids, length=text.length, bos=text.bos, rounds=ROUNDS,
+                watch=self.watch,
             )  # fmt: skip
-        images, labels = (part.numpy() for part in self.subject.test)
-        return compare(variants, (images, labels), self.spec.rounds, self.watch)
+        test = self.subject.test
+        if test.labels is None:
+            raise SpecError(f"{self.spec.test} has no labels: accuracy is what is compared")
+        return compare(variants, test.arrays(), test.labels.numpy(), ROUNDS, self.watch)
+
+
+def spent(work: Path) -> Row:
+    """Return the minutes that all stages of a compression took, and its steps of training."""
+    stages = {path.parent.name: json.loads(path.read_text()) for path in work.glob(f"*/{RESULT}")}
+    steps = [found["steps"] for name, found in stages.items() if name.startswith("probe-")]
+    return {
+        "minutes": math.fsum(found["seconds"] for found in stages.values()) / 60,
+        "steps": sum(steps),
+    }
 
 
 def bytes_of_rows(model: ov.Model, rows: int) -> int:
-    """What the constants take that have an axis of so many rows, each counted once."""
+    """Return what the constants take that have an axis of so many rows, each counted once."""
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
     return sum(node.get_byte_size() for node in constants if rows in list(node.shape))
 
 
 def profiles_of(runtime: Runtime, made: Stage, vocabulary: int | None = None) -> dict[str, Variant]:
-    """Every profile of an artifact, ready to answer."""
+    """Return every profile of an artifact, ready to answer."""
     kind = "float" if runtime.artifact.weight_only else "int8"
     tables = [
         entry
@@ -343,3 +298,8 @@ def profiles_of(runtime: Runtime, made: Stage, vocabulary: int | None = None) ->
             sum(layer_bytes(entry, profile.points[entry.spec.name]) for entry in tables),
         )  # fmt: skip
     return found
+
+
+def _hashed(data: Data) -> str:
+    labels = [] if data.labels is None else [data.labels]
+    return hashed(*tensors(data.inputs), *labels)

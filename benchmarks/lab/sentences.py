@@ -31,7 +31,6 @@ from lab.base import (
 from lab.zoo.bases import SENTENCES, base_file, new_network
 from lab.zoo.minilm import PADDING, sst2_ids
 from t3c.errors import SpecError, TrainError
-from t3c.nn.inputs import trimmed
 from t3c.train.precision import Precision, multiplying
 from t3c.train.schedules import draws
 from t3c.zoo.settings import read_settings
@@ -117,7 +116,7 @@ def sentence_accuracy(model: nn.Module, part: tuple[Tensor, Tensor], batch: int 
     model.eval()
     right = 0
     for ids, labels in zip(*(torch.split(values, batch) for values in part), strict=True):
-        right += int((model(trimmed(ids, PADDING)).argmax(1) == labels).sum())
+        right += int((model(trimmed(ids)).argmax(1) == labels).sum())
     return right / len(part[1])
 
 
@@ -157,7 +156,7 @@ def _epoch(
             group["lr"] = recipe.learning_rate * rising * (1 - share)
         ids, labels = (values[torch.from_numpy(chosen)] for values in part)
         with multiplying(recipe.precision):
-            outputs = model(trimmed(ids, PADDING)).float()
+            outputs = model(trimmed(ids)).float()
         loss = F.cross_entropy(outputs, labels)
         if not torch.isfinite(loss):
             raise TrainError(f"epoch {epoch + 1}, step {step + 1}: the loss is not finite")
@@ -168,3 +167,9 @@ def _epoch(
         total += float(loss.detach())
         watch(f"epoch {epoch + 1} of {recipe.epochs}: loss {loss:.3f}", step + 1, len(batches))
     return total / len(batches)
+
+
+def trimmed(ids: Tensor) -> Tensor:
+    """Texts (n, t) without the columns at their end that are nothing but padding; at least one."""
+    used = (ids != PADDING).any(dim=0).nonzero()
+    return ids[:, : int(used[-1]) + 1] if len(used) else ids[:, :1]

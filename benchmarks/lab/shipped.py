@@ -24,12 +24,11 @@ from t3c.convert import elasticize_
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines.openvino import OpenVINO
 from t3c.evidence.certify import CertifyConfig
-from t3c.evidence.drifts import arrays
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.int8 import bytes_on_disk
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, export
-from t3c.nn.inputs import Inputs, batches_of
+from t3c.nn.inputs import Inputs, batches_of, select
 from t3c.runtime.runtime import Runtime
 from t3c.spec import Goal
 from t3c.zoo.digits import DigitsNet, load_digits, train_digits
@@ -110,7 +109,7 @@ def _others(
             int8 = nncf.compress_weights(_read(raw, engine), mode=nncf.CompressWeightsMode.INT8_SYM)
             found.append(("nncf int8", bytes_on_disk(int8), "weights alone"))
         else:
-            made = BASELINES["ptq8"](Task(raw, arrays(samples)[0][:64], engine))
+            made = BASELINES["ptq8"](Task(raw, select(samples, slice(0, 64)), engine))
             found.append(("nncf int8", made.size_bytes, "ptq8"))
         int4 = nncf.compress_weights(
             _read(raw, engine), mode=nncf.CompressWeightsMode.INT4_SYM, ratio=1.0, group_size=-1,

@@ -1,105 +1,135 @@
-"""Add the laboratory's own networks to the subjects that a recipe can name."""
+"""What a spec of results names, read as `t3c compress` reads it: a model, its data, a test set.
+
+A model is a network of `benchmarks/base.py` by its name, or what `t3c compress` takes: a Hugging
+Face folder, or `file.py:function`. Data are `cifar10/train` and `cifar10/test`, or a path. Paths
+are looked for in T3C_DATA first.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import torch
+from torch import nn
 
-from lab.zoo.bases import base_network
-from lab.zoo.imagenet import Batches, Samples, find_samples, imagenet_folder
-from lab.zoo.imagenet_sample import imagenet_sample, resnet50
-from lab.zoo.minilm import PADDING, sst2_ids
-from lab.zoo.vision import VISION, load_vision
-from t3c.compression.pictures import Preprocessing
-from t3c.compression.source import Classifier
-from t3c.zoo import cifar10 as cifar
-from t3c.zoo.subjects import EVALUATED, SUBJECTS, Labelled, Subject
+from lab.zoo.bases import NETWORKS, SENTENCES, base_network
+from t3c.compression.data import Data, Parts, split
+from t3c.compression.reading import read_data
+from t3c.compression.source import Source, Task, open_source
+from t3c.engines.protocol import Array
+from t3c.errors import DataError
+from t3c.nn.inputs import tensors
+from t3c.zoo.cifar10 import cifar10
+from t3c.zoo.local import data_root
 
-__all__ = ["SUBJECTS", "Labelled", "Subject"]
+TOKENS = 10_000  # of a text that is tested on
+# The first tokens of the text were tested on before defaults were settled: those after them count.
+SEEN = 10_000
+
+Watch = Callable[[str, int, int], object]
 
 
-def own_cifar10(name: str) -> Subject:
-    """A network of ours for CIFAR-10: 45,000 images to train, 3,000 to validate, 2,000 spare.
+@dataclass(frozen=True)
+class Text:
+    """A running text (tokens,), read in windows of `length` tokens of which `bos` is the first."""
 
-    The spare ones, which calibrate, are held back from its own training too.
+    ids: Array
+    length: int
+    bos: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with the data it is compressed with, and the set it is tested on.
+
+    `given` is what `t3c.compress` is called with; `source` is the same, read, and stays as it is.
     """
-    images, labels = cifar.cifar10("train")
-    train, validation = (
-        (images[part], labels[part]) for part in (slice(45_000), slice(45_000, 48_000))
-    )
-    return Subject(
-        name, base_network(name), train, validation, images[48_000:], cifar.cifar10("test"),
-        cifar.IMAGE, cifar.CLASSES,
-    )  # fmt: skip
+
+    given: str | nn.Module
+    source: Source
+    data: Data
+    test: Data
+
+    def fresh(self) -> str | nn.Module:
+        """Return the model to compress: what compresses it makes it elastic in place."""
+        return self.given if isinstance(self.given, str) else copy.deepcopy(self.given)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Return the parts that the door makes of the data: baselines get the same ones."""
+        return split(self.data, self.test)
+
+    @property
+    def text(self) -> Text | None:
+        """Return the text a language model is tested on; None of other models."""
+        if self.source.task is not Task.LANGUAGE:
+            return None
+        bos = self.source.tokenizer.bos_token_id
+        if bos is None:
+            raise DataError(f"{self.source.name}: its tokenizer has no BOS to begin a window with")
+        windows = tensors(self.test.inputs)[0]
+        return Text(windows[:, 1:].flatten()[:TOKENS].numpy(), windows.shape[1], bos)
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Return how many tokens the table of a text model has; None of other models."""
+        if not self.source.reads_text:
+            return None
+        tables = [m for m in self.source.model.modules() if isinstance(m, nn.Embedding)]
+        return max((table.num_embeddings for table in tables), default=None)
 
 
-def minilm(length: int = 128) -> Subject:
-    """MiniLM-L6 fine-tuned on SST-2, sentences filled up to 128 tokens.
-
-    Trained on all but the last 2,000 phrases, which validate; calibrated with the 872 sentences of
-    the development part, which are whole ones, as those of the test part are.
-    """
-    ids, labels = sst2_ids("train", length)
-    train, held = ((ids[part], labels[part]) for part in (slice(-2_000), slice(-2_000, None)))
-    return Subject(
-        "minilm", base_network("minilm"), train, held, sst2_ids("dev", length)[0],
-        sst2_ids("test", length), classes=("negative", "positive"), padding=PADDING,
-        vocabulary=30_522,
-    )  # fmt: skip
-
-
-def resnet50_on_sample() -> Subject:
-    """ResNet-50 and 1,000 images of ImageNet: 500 to test, and 500 for all else.
-
-    Of these 340 train, 20 validate and 140 calibrate, unlabelled but for the validation.
-    """
-    images, labels = imagenet_sample(part="tune")
-    test = imagenet_sample(part="test")
-    train, validation = ((images[part], labels[part]) for part in (slice(340), slice(340, 360)))
-    return Subject(
-        "resnet50",
-        Classifier(resnet50()).eval(),
-        train,
-        validation,
-        images[360:],
-        test,
-        evaluated=25,
-    )
+def open_subject(
+    model: str,
+    data: str,
+    test: str,
+    length: int | None = None,
+    watch: Watch = lambda what, done, total: None,
+) -> Subject:
+    """Read what a spec names."""
+    given: str | nn.Module
+    if model in NETWORKS and model not in SENTENCES:
+        given = base_network(model)
+        source = open_source(given, torch.zeros(2, 3, 32, 32))
+    else:
+        given = _located(model)
+        source = open_source(given)
+    held = _read(source, test, length, watch)
+    if source.task is Task.LANGUAGE:
+        held = _unseen(held, test)
+    return Subject(given, source, _read(source, data, length, watch), held)
 
 
-def imagenet(name: str, tune: int = 1000, test: int = 2000) -> Subject:
-    """Return a classifier of the hub or of T3C_DATA on an ImageNet folder (T3C_DATA/imagenet or
-    T3C_IMAGENET): `tune` images, of which 7 in 10 train, and `test` others.
-
-    A folder with fewer than both is halved. Images of the folder that it was trained on say little
-    about its accuracy, whatever part they are in.
-    """
-    found = load_vision(name)
-    samples = find_samples(imagenet_folder(), found.classes)
-    mine, rest = samples.split(min(tune, len(samples) // 2))
-    rest = rest.first(min(test, len(rest)))
-    images, labels = _read(mine, found.preprocessing)
-    last, held = round(0.7 * len(labels)), round(0.75 * len(labels))
-    train, validation = ((images[part], labels[part]) for part in (slice(last), slice(last, held)))
-    return Subject(
-        f"imagenet-{name}", found.model, train, validation, images[held:],
-        _read(rest, found.preprocessing), found.preprocessing.image, evaluated=25,
-    )  # fmt: skip
+def _read(source: Source, name: str, length: int | None, watch: Watch) -> Data:
+    if name == "cifar10/train":
+        return Data(*cifar10("train"))
+    if name == "cifar10/test":
+        return Data(*cifar10("test"))
+    return read_data(source, _located(name), length=length, watch=watch)
 
 
-def _read(samples: Samples, how: Preprocessing) -> Labelled:
-    """Return all images and labels of some samples."""
-    parts = list(Batches(samples, how, EVALUATED))
-    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+def _located(name: str) -> str:
+    """Return a path in T3C_DATA, or the path as it is; of `file.py:function` the function stays."""
+    path, colon, function = name.rpartition(":") if ".py:" in name else (name, "", "")
+    if Path(path).exists():
+        return name
+    found = data_root() / path
+    if not found.exists():
+        raise DataError(f"{path} is neither here nor in T3C_DATA, {data_root()}")
+    return f"{found}{colon}{function}"
 
 
-OWN: dict[str, Callable[[], Subject]] = {
-    "cifar10-cnn": lambda: own_cifar10("cifar10-cnn"),
-    "cifar10-vit": lambda: own_cifar10("cifar10-vit"),
-    "resnet50": resnet50_on_sample,
-    "minilm": minilm,
-    **{f"imagenet-{name}": partial(imagenet, name) for name in VISION},
-}
-SUBJECTS.update(OWN)
+def _unseen(windows: Data, name: str) -> Data:
+    """Return the windows of a text behind the tokens that were tested on before."""
+    room = tensors(windows.inputs)[0].shape[1] - 1
+    start, count = -(-SEEN // room), -(-TOKENS // room)
+    if len(windows) < start + count:
+        raise DataError(
+            f"{name} has {len(windows) * room:,} tokens: {TOKENS:,} behind the first {SEEN:,} "
+            "are tested on"
+        )
+    return windows.at(slice(start, start + count))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,16 +118,19 @@ def costs(compared: Comparison, name: str, beside: str) -> Row:
 
 
 def compare(
-    variants: Mapping[str, Variant], test: tuple[Array, Array], rounds: int, watch: Watch
+    variants: Mapping[str, Variant],
+    samples: Sequence[Array],
+    labels: Array,
+    rounds: int,
+    watch: Watch,
 ) -> Compared:
-    """Answer the test part (samples (n, ...), labels (n,)) with every variant, and time them all.
+    """Answer samples (n, ...) of every input with every variant, and time them all.
 
     Times are taken first, in turns, one sample at a time.
     """
-    samples, labels = test
     sessions = {name: variant.session for name, variant in variants.items()}
     times = time_sessions(
-        sessions, [samples[:1]], rounds,
+        sessions, [value[:1] for value in samples], rounds,
         tick=lambda done, total: watch("timing all in turns", done, total),
     )  # fmt: skip
     outputs = {}
@@ -137,9 +140,12 @@ def compare(
     return Compared(variants, outputs, labels, times)
 
 
-def answers(session: Session, samples: Array) -> Array:
+def answers(session: Session, samples: Sequence[Array]) -> Array:
     """What a session answers to samples (n, ...), in batches and the rest one by one."""
-    whole = len(samples) - len(samples) % BATCH
-    parts = [samples[start : start + BATCH] for start in range(0, whole, BATCH)]
-    parts += [sample[None] for sample in samples[whole:]]
-    return np.concatenate([session.run([np.ascontiguousarray(part)])[0] for part in parts])
+    count = len(samples[0])
+    whole = count - count % BATCH
+    parts = [slice(start, start + BATCH) for start in range(0, whole, BATCH)]
+    parts += [slice(row, row + 1) for row in range(whole, count)]
+    return np.concatenate(
+        [session.run([np.ascontiguousarray(value[part]) for value in samples])[0] for part in parts]
+    )

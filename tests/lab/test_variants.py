@@ -59,7 +59,7 @@ def test_rows_are_paired_with_full_and_measured_against_ptq8() -> None:
 def test_every_sample_is_answered_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = np.arange(2 * (2 * BATCH + 3), dtype=np.float32).reshape(-1, 2)
     session = Fixed(1.0)
-    found = answers(session, samples)
+    found = answers(session, [samples])
     np.testing.assert_array_equal(found - samples, np.tile([0, 1], (len(samples), 1)))
     assert session.batches == [BATCH, BATCH, 1, 1, 1]
     monkeypatch.setattr(
@@ -67,6 +67,6 @@ def test_every_sample_is_answered_once_and_in_order(monkeypatch: pytest.MonkeyPa
     )
     made = {"full": variant("full", 2), "ptq8": variant("ptq8", 1, 0.5)}
     labels = np.ones(len(samples), dtype=np.int64)
-    compared = compare(made, (samples, labels), 3, lambda *_: None)
+    compared = compare(made, [samples], labels, 3, lambda *_: None)
     assert compared.right("ptq8").all()
     assert [row["name"] for row in compared.rows()] == ["full", "ptq8"]

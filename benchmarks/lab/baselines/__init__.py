@@ -1,7 +1,7 @@
 """What one would use instead: each baseline one file, all in the same harness.
 
 Each is called with a `Task`. Those that are `TRAINED`, and those that look at the inputs of layers,
-need the original in torch; `ptq8` and `ptq8w` are made of ONNX and samples.
+need the original in torch; `ptq8` and `ptq8w` can do with ONNX and samples.
 """
 
 from __future__ import annotations

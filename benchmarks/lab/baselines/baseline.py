@@ -13,27 +13,42 @@ from t3c.engines.protocol import Array
 from t3c.errors import DataError
 from t3c.evidence.int8 import INT8, quantize
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # nothing here needs torch before a task is made of its tensors
     from lab.baselines.finetune import Training
+    from t3c.nn.inputs import Inputs
 
 Watch = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
 class Task:
-    """The original in ONNX, samples (n, ...) to calibrate on, and what it will run on.
+    """The original in ONNX, samples (n, ...) of every input to calibrate on, its engine.
 
-    Methods that train need `training`; the others do without torch. With `activations` left float
+    Methods that train need `training`; the others do without. With `activations` left float
     only weights are compressed, which is what T3C then does too. A `transformer` is told to NNCF.
     """
 
     original: bytes
-    samples: Array
+    samples: Inputs
     engine: OpenVINO
     activations: Literal["int8", "float"] = "int8"
     transformer: bool = False
     training: Training | None = None
     watch: Watch = lambda what, done, total: None
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Return the samples as an engine takes them."""
+        from t3c.evidence.drifts import arrays
+
+        return arrays(self.samples)
+
+    @property
+    def example(self) -> Inputs:
+        """Return one sample (1, ...) of every input."""
+        from t3c.nn.inputs import select
+
+        return select(self.samples, slice(0, 1))
 
     def trained(self, name: str) -> Training:
         """Return what a method that trains is given; raise an error that names it otherwise."""
@@ -64,19 +79,19 @@ def original_graph(task: Task) -> ov.Model:
     """
     if task.training is None:
         return task.engine.read(task.original)
-    from lab.baselines.finetune import copied, to_openvino  # nothing else here needs torch
+    from lab.baselines.finetune import copied, to_openvino
 
-    return to_openvino(copied(task.training.model), task.samples[:1])
+    return to_openvino(copied(task.training.model), task.example)
 
 
 def quantized(model: ov.Model, task: Task) -> ov.Model:
     """Quantize with NNCF: weights and activations, or weights alone, as the task says."""
-    return quantize(model, task.samples, activations=task.activations, transformer=task.transformer)
+    return quantize(model, task.arrays, activations=task.activations, transformer=task.transformer)
 
 
 def plain(name: str, task: Task) -> Baseline:
     """Make `ptq8` or `ptq8w` of the original."""
-    made = INT8[name](original_graph(task), task.samples, transformer=task.transformer)
+    made = INT8[name](original_graph(task), task.arrays, transformer=task.transformer)
     return Baseline(name, made.method, made.model, made.size_bytes)
 
 

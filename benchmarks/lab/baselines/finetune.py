@@ -17,17 +17,13 @@ from torch.nn.utils import parametrize
 
 from lab.baselines.baseline import Watch
 from t3c.artifact.graph import BATCH_AXIS, example_states
-from t3c.engines.protocol import Array
 from t3c.errors import SpecError, TrainError
 from t3c.evidence.int8 import quiet
-from t3c.nn.inputs import call, evaluating, trimmed
-from t3c.spec import ImageSpec
-from t3c.train.augment import AUGMENTATIONS
+from t3c.nn.inputs import Inputs, call, evaluating, select, tensors
 from t3c.train.config import TrainConfig
-from t3c.train.losses import classification
 from t3c.train.objective import distill
 from t3c.train.precision import Precision, multiplying
-from t3c.train.schedules import draws, learning_rate_share, noise
+from t3c.train.schedules import draws, learning_rate_share
 
 TIMED = 6  # steps that the number of steps is planned by, the first of which is not counted
 
@@ -39,21 +35,15 @@ class Training:
     """The original in torch, which is not changed, and what every trained method is given alike.
 
     `minutes` are turned into steps by timing a few; `steps` pins them. The loss is the distance
-    to the original's outputs, plus `labels` times the cross-entropy. Of texts, whose ids are filled
-    up with `padding`, a batch has no more columns than it needs.
+    to the original's outputs.
     """
 
     model: nn.Module
-    images: Tensor
-    targets: Tensor
+    inputs: Inputs
     minutes: float
     steps: int | None = None
     batch: int = 64
-    labels: float = 0.0
-    augmentations: tuple[str, ...] = ()
-    image: ImageSpec | None = None
     precision: Precision = "float"
-    padding: int | None = None
     seed: int = 3407
 
     def __post_init__(self) -> None:
@@ -62,26 +52,20 @@ class Training:
         for name in ("steps", "batch"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.labels < math.inf:
-            raise SpecError(f"labels must weigh at least 0, got {self.labels:g}")
-        unknown = [name for name in self.augmentations if name not in AUGMENTATIONS]
-        if unknown:
-            raise SpecError(f"augmentations are {', '.join(AUGMENTATIONS)}, got {unknown[0]!r}")
-        if len(self.images) != len(self.targets) or not len(self.images):
-            raise SpecError(f"{len(self.images)} images have {len(self.targets)} targets")
+        if not len(self):
+            raise SpecError("there is no sample to train on")
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled and augmented batches without end, the same for every method."""
-        size, step = min(self.batch, len(self.images)), 0
+    def __len__(self) -> int:
+        return len(tensors(self.inputs)[0])
+
+    def batches(self) -> Iterator[Inputs]:
+        """Yield shuffled batches without end, the same for every method."""
+        size, step = min(self.batch, len(self)), 0
         while True:
-            order = draws(self.seed, step, "order").permutation(len(self.images))
+            order = draws(self.seed, step, "order").permutation(len(self))
             for start in range(0, len(order) - size + 1, size):
                 chosen = torch.from_numpy(np.sort(order[start : start + size]))
-                images = trimmed(self.images[chosen], self.padding)
-                generator = noise(self.seed, step, "augment")
-                for name in self.augmentations:
-                    images = AUGMENTATIONS[name](images, generator, self.image)  # type: ignore[assignment]
-                yield images, self.targets[chosen]
+                yield select(self.inputs, chosen)
                 step += 1
 
 
@@ -116,12 +100,12 @@ def finetune_(
         steps = training.steps or _planned(model, training, before_step, started)
         optimizer = adamw(model, learning_rate, weight_decay, faster(steps))
         pace = TrainConfig(steps=steps, warmup=0.1)  # the schedule of our own training
-        for step, (images, targets) in zip(range(steps), training.batches(), strict=False):
+        for step, inputs in zip(range(steps), training.batches(), strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate * group["times"] * learning_rate_share(step, pace)
             before_step(step / steps)
             try:
-                losses.append(descend(optimizer, _loss(model, training, images, targets)))
+                losses.append(descend(optimizer, _loss(model, training, inputs)))
             except TrainError as error:
                 raise TrainError(f"step {step + 1}: {error}") from error
             watch(f"step {step + 1}: loss {losses[-1]:.3f}", step + 1, steps)
@@ -157,15 +141,12 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float = 1
     return value
 
 
-def _loss(model: nn.Module, training: Training, images: Tensor, targets: Tensor) -> Tensor:
+def _loss(model: nn.Module, training: Training, inputs: Inputs) -> Tensor:
     with multiplying(training.precision):
         with torch.no_grad():
-            wanted = call(training.model, images).float()
-        outputs = call(model, images).float()
-    loss = distill(outputs, wanted)
-    if training.labels:
-        loss = loss + training.labels * classification(outputs, targets)
-    return loss
+            wanted = call(training.model, inputs).float()
+        outputs = call(model, inputs).float()
+    return distill(outputs, wanted)
 
 
 def _planned(
@@ -177,9 +158,9 @@ def _planned(
     as it was.
     """
     idle, marks = adamw(model, 0.0), list[float]()
-    for _, (images, targets) in zip(range(TIMED), training.batches(), strict=False):
+    for _, inputs in zip(range(TIMED), training.batches(), strict=False):
         before_step(0.0)
-        descend(idle, _loss(model, training, images, targets))
+        descend(idle, _loss(model, training, inputs))
         marks.append(time.perf_counter())
     each = float(np.median(np.diff(marks)))
     return max(1, int((60 * training.minutes - (marks[-1] - started)) / each))
@@ -227,21 +208,22 @@ def settle_(layers: Mapping[str, tuple[Layer, ...]]) -> None:
         sharing[0].weight.copy_(computed)
 
 
-def to_openvino(model: nn.Module, sample: Array) -> ov.Model:
-    """A torch model for samples (1, ...) as OpenVINO reads it.
+def to_openvino(model: nn.Module, example: Inputs) -> ov.Model:
+    """Convert a torch model, with an example of its inputs (1, ...), to what OpenVINO reads.
 
     One that carries states takes and gives them as its ONNX does; how long texts are is free.
     """
-    example = torch.from_numpy(np.ascontiguousarray(sample))
+    names = list(example) if isinstance(example, Mapping) else None
+    values = [value.contiguous() for value in tensors(example)]
     free = [{0: BATCH_AXIS, 1: "sequence"}]
-    states, remembering = example_states(model, [example], free)
+    states, remembering = example_states(model, values, free)
+    called = _Called(model.eval(), names, list(states))
     with quiet(), torch.no_grad():  # tracing warns of every number that is read
         if not states:
-            shape = ov.PartialShape([-1, *sample.shape[1:]])
-            return ov.convert_model(model.eval(), example_input=example, input=[shape])
-        called = _Called(model.eval(), list(states))
-        found = ov.convert_model(called, example_input=(example, *states.values()))
-    named = {"input_ids": example} | states
+            shapes = [ov.PartialShape([-1, *value.shape[1:]]) for value in values]
+            return ov.convert_model(called, example_input=tuple(values), input=shapes)
+        found = ov.convert_model(called, example_input=(*values, *states.values()))
+    named = {"input_ids": values[0]} | states
     for port, (name, value), over in zip(
         found.inputs, named.items(), free + remembering, strict=True
     ):
@@ -253,11 +235,17 @@ def to_openvino(model: nn.Module, sample: Array) -> ov.Model:
 
 
 class _Called(nn.Module):
-    """A model with states, called with all of them in order."""
+    """A model called with its inputs and then its states, all in order."""
 
-    def __init__(self, model: nn.Module, names: list[str]) -> None:
+    def __init__(self, model: nn.Module, names: list[str] | None, states: list[str]) -> None:
         super().__init__()
-        self.model, self.names = model, names
+        self.model, self.names, self.states = model, names, states
 
-    def forward(self, inputs: Tensor, *past: Tensor) -> Any:
-        return self.model(inputs, **dict(zip(self.names, past, strict=True)))
+    def forward(self, *given: Tensor) -> Any:
+        count = len(given) - len(self.states)
+        values, past = given[:count], dict(zip(self.states, given[count:], strict=True))
+        if past:  # all that it answers: its states are among them
+            return self.model(*values, **past)
+        if self.names is None:
+            return call(self.model, values)
+        return call(self.model, dict(zip(self.names, values, strict=True)))

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.baselines.baseline import Task
 from lab.baselines.finetune import copied, looked_up
-from t3c.engines.protocol import Array
 from t3c.errors import DataError
+from t3c.nn.inputs import Inputs, batches_of, call, tensors
 
 Layer = nn.Linear | nn.Conv2d
 BATCH = 8  # samples that run at once
@@ -56,7 +55,7 @@ def as_matrix(layer: Layer) -> Tensor:
 
 @torch.no_grad()
 def input_moments(
-    model: nn.Module, samples: Array, *, rows: int = ROWS, seed: int = 0
+    model: nn.Module, samples: Inputs, *, rows: int = ROWS, seed: int = 0
 ) -> dict[str, Tensor]:
     """E[a a^T] (groups, n, n) of each layer's inputs, in the order the layers run.
 
@@ -65,7 +64,7 @@ def input_moments(
     """
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
-    each = max(1, rows // len(samples))
+    each = max(1, rows // len(tensors(samples)[0]))
     draw = torch.Generator().manual_seed(seed)
 
     def watch(name: str, layer: Layer) -> Any:
@@ -79,8 +78,8 @@ def input_moments(
 
     layers = weight_layers(model)
     with _hooked({layer: watch(name, layer) for name, layer in layers.items()}):
-        for start in range(0, len(samples), BATCH):
-            model(torch.from_numpy(np.ascontiguousarray(samples[start : start + BATCH])))
+        for batch in batches_of(samples, BATCH):
+            call(model, batch)
     broken = [name for name, total in sums.items() if not bool(torch.isfinite(total).all())]
     if broken:
         raise DataError(f"{broken[0]}: its inputs on the samples are not finite")

@@ -45,7 +45,7 @@ def loracomp(task: Task, *, rank: int = 8, learning_rate: float = 2e-4) -> Basel
             module.round_()
     written = copy.deepcopy(model)
     settle_(adapted)
-    graph = quantized(to_openvino(model, task.samples[:1]), task)
+    graph = quantized(to_openvino(model, task.example), task)
     size = packed_bytes(written, formats, graph)
     method = f"4 bits with trained adapters of rank {rank}, merged, run in {precision(task)}"
     return Baseline("loracomp", method, graph, size, done.steps, done.seconds)

@@ -26,7 +26,7 @@ def lrft(task: Task, *, rank: float = 0.5, learning_rate: float = 1e-4) -> Basel
     model = copied(training.model)
     ranks = factorize_(model, rank)
     done = finetune_(model, training, learning_rate=learning_rate, watch=task.watch)
-    graph = quantized(to_openvino(model, task.samples[:1]), task)
+    graph = quantized(to_openvino(model, task.example), task)
     method = (
         f"{len(ranks)} layers at {rank:g} of the break-even rank, fine-tuned, {precision(task)}"
     )

@@ -78,7 +78,7 @@ def pruned(
     )  # fmt: skip
     cut(1.0)  # a run of very few steps has not come to the end of the schedule
     settle_(layers)
-    graph = quantized(to_openvino(model, task.samples[:1]), task)
+    graph = quantized(to_openvino(model, task.example), task)
     formats = {f"{layer}.weight": Format(8, sparse=layer in large) for layer in every}
     size = packed_bytes(model, formats, graph)
     method = f"{100 * sparsity:g}% zeros, fine-tuned, {precision(task)}"

@@ -27,7 +27,7 @@ from lab.quant.uniform import Grid, fit_uniform, uniform_quantize
 from t3c.control.knapsack import allocations
 from t3c.control.menu import Option
 from t3c.errors import SpecError
-from t3c.nn.inputs import call, evaluating
+from t3c.nn.inputs import Inputs, call, evaluating, select
 from t3c.spec import Level
 
 BITS = (4, 6, 8)
@@ -46,8 +46,7 @@ def mpqat(
     training = task.trained("mpqat")
     model = copied(training.model)
     layers = weighted(model)
-    images = torch.from_numpy(np.ascontiguousarray(task.samples[:probes]))
-    drifts = sensitivities(model, layers, images)
+    drifts = sensitivities(model, layers, select(task.samples, slice(0, probes)))
     sizes = {name: sharing[0].weight.numel() for name, sharing in layers.items()}
     chosen = allocate(sizes, drifts, bits)
     rounded = {name: Rounded(layers[name][0].weight, chosen[name]) for name in layers}
@@ -55,7 +54,7 @@ def mpqat(
         reparametrize_(sharing, rounded[name])
     done = finetune_(model, training, learning_rate=learning_rate, watch=task.watch)
     settle_(layers)
-    graph = quantized(to_openvino(model, task.samples[:1]), task)
+    graph = quantized(to_openvino(model, task.example), task)
     size = packed_bytes(model, {f"{n}.weight": rounded[n].form() for n in layers}, graph)
     average = sum(chosen[name] * sizes[name] for name in layers) / sum(sizes.values())
     method = f"mixed precision of {average:.2f} bits on average, trained, run in {precision(task)}"
@@ -96,19 +95,19 @@ def clipped_scale(weight: Tensor, grid: Grid) -> Tensor:
 
 @torch.no_grad()
 def sensitivities(
-    model: nn.Module, layers: Mapping[str, tuple[Layer, ...]], images: Tensor
+    model: nn.Module, layers: Mapping[str, tuple[Layer, ...]], samples: Inputs
 ) -> dict[str, dict[int, float]]:
     """Squared relative drift of the outputs when one layer's weight alone has so many bits."""
     found: dict[str, dict[int, float]] = {}
     with evaluating(model):
-        wanted = call(model, images)
+        wanted = call(model, samples)
         for name, (layer, *_) in layers.items():
             kept, found[name] = layer.weight.clone(), {}
             for bits in BITS:
                 grid = Grid(bits)
                 scale = clipped_scale(kept, grid)
                 layer.weight.copy_(uniform_quantize(kept, scale, torch.zeros_like(scale), grid))
-                drift = (call(model, images) - wanted).square().sum() / wanted.square().sum()
+                drift = (call(model, samples) - wanted).square().sum() / wanted.square().sum()
                 found[name][bits] = float(drift)
             layer.weight.copy_(kept)
     return found

@@ -13,16 +13,19 @@ from lab.baselines.pack import Format, packed_bytes
 from t3c.errors import SpecError
 from t3c.quant.compensate import compensate
 
+LARGEST = 128  # inputs that share a scale: kernels for 4 bits take groups of 32 to 128
+
 
 @torch.no_grad()
-def ptq4(task: Task, *, ends: bool = False, group: int = 0) -> Baseline:
+def ptq4(task: Task, *, ends: bool = False, group: int | None = None) -> Baseline:
     """Round weights to 4 bits, each output channel with its best clipping; the rest to 8 bits.
 
     The first and the last layer that run have 8 bits, unless their `ends` too are to have 4. With a
-    `group` as many inputs share a scale, where it divides them. What runs holds the 4-bit weights
-    in 8 bits, rounded again by a few hundredths of a 4-bit step.
+    `group` as many inputs share a scale, where it divides them; by default a transformer has the
+    largest groups of up to 128 inputs, others one scale a channel. What runs holds the 4-bit
+    weights in 8 bits, rounded again by a few hundredths of a 4-bit step.
     """
-    if group < 0:
+    if group is not None and group < 0:
         raise SpecError(f"group must be at least 0, got {group}")
     model = torch_model(task, "ptq4")
     layers, moments = weight_layers(model), input_moments(model, task.samples)
@@ -30,17 +33,24 @@ def ptq4(task: Task, *, ends: bool = False, group: int = 0) -> Baseline:
     formats = {f"{name}.weight": Format(8) for name in (*layers, *embeddings(model))}
     for done, name in enumerate(names):
         if ends or name not in (names[0], names[-1]):
-            settled, form = _rounded(as_matrix(layers[name]), moments.pop(name), group)
+            matrix = as_matrix(layers[name])
+            size = group_of(matrix.shape[-1]) if group is None and task.transformer else group
+            settled, form = _rounded(matrix, moments.pop(name), size or 0)
             layers[name].weight.copy_(settled.reshape(layers[name].weight.shape))
             formats[f"{name}.weight"] = form
         task.watch(f"rounding {name}", done + 1, len(names))
-    graph = quantized(to_openvino(model, task.samples[:1]), task)
+    graph = quantized(to_openvino(model, task.example), task)
     method = f"weights in 4 bits with second-order compensation, run in {precision(task)}"
-    if group:
-        method += f", a scale for {group} inputs"
+    if group or (group is None and task.transformer):
+        method += f", a scale for {group or f'up to {LARGEST}'} inputs"
     if not ends:
         method += ", first and last layer 8"
     return Baseline("ptq4", method, graph, packed_bytes(model, formats, graph))
+
+
+def group_of(inputs: int) -> int:
+    """Return the largest number of up to 128 inputs that divides them into whole groups."""
+    return next(size for size in range(LARGEST, 0, -1) if inputs % size == 0)
 
 
 def _rounded(weight: Tensor, moment: Tensor, group: int) -> tuple[Tensor, Format]:

@@ -6,17 +6,14 @@ import os
 from dataclasses import replace
 from math import prod
 
-import numpy as np
 import openvino as ov
-import torch
 from torch import nn
 
 from lab.baselines.baseline import Baseline, Task
 from lab.baselines.finetune import copied, finetune_, to_openvino
-from t3c.engines.protocol import Array
 from t3c.errors import TrainError
 from t3c.evidence.int8 import bytes_on_disk, calibration, nncf_library, quiet, saturates
-from t3c.nn.inputs import check_inputs
+from t3c.nn.inputs import Inputs, batches_of, check_inputs
 
 
 def qat8(task: Task, *, learning_rate: float = 1e-4) -> Baseline:
@@ -26,32 +23,33 @@ def qat8(task: Task, *, learning_rate: float = 1e-4) -> Baseline:
     compiled = build_kernels()
     model = prepare_qat(training.model, task.samples, transformer=task.transformer)
     done = finetune_(model, training, learning_rate=learning_rate, watch=task.watch)
-    graph = qat_graph(model, task.samples[:1])
+    graph = qat_graph(model, task.example)
     method = "NNCF quantization-aware training, 8 bits" + (", weights 7" if saturates() else "")
     if not compiled:
         method += ", its kernels not compiled"
     return Baseline("qat8", method, graph, bytes_on_disk(graph), done.steps, done.seconds)
 
 
-def prepare_qat(model: nn.Module, samples: Array, *, transformer: bool = False) -> nn.Module:
+def prepare_qat(model: nn.Module, samples: Inputs, *, transformer: bool = False) -> nn.Module:
     """A copy of `model` with NNCF's trainable quantizers, calibrated on all `samples` (n, ...).
 
     It is in evaluation mode and is trained so: norms keep their running statistics.
     """
-    rows = torch.from_numpy(np.ascontiguousarray(samples))
-    check_inputs(rows, "the calibration data")
+    check_inputs(samples, "the calibration data")
     build_kernels()
     nncf = nncf_library()
     with quiet():
         quantized: nn.Module = nncf.quantize(
-            copied(model), **calibration([row[None] for row in rows], transformer)
+            copied(model), **calibration(list(batches_of(samples, 1)), transformer)
         )
     return quantized.eval()
 
 
-def qat_graph(prepared: nn.Module, sample: Array) -> ov.Model:
-    """A prepared model for samples (1, ...): its weights as int8, activations by FakeQuantize."""
-    graph = to_openvino(prepared, sample)
+def qat_graph(prepared: nn.Module, example: Inputs) -> ov.Model:
+    """Convert a prepared model, with an example of its inputs (1, ...): its weights are int8, its
+    activations rounded by FakeQuantize.
+    """
+    graph = to_openvino(prepared, example)
     for rounding in graph.get_ordered_ops():
         if rounding.get_type_name() == "FakeQuantize":
             _round_before_maximum_(rounding)

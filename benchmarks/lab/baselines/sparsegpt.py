@@ -29,6 +29,6 @@ def sparsegpt(task: Task, *, sparsity: float = 0.5) -> Baseline:
         layers[name].weight.copy_(settled.reshape(layers[name].weight.shape))
         formats[f"{name}.weight"] = Format(8, sparse=True)
         task.watch(f"pruning {name}", done + 1, len(names))
-    graph = quantized(to_openvino(model, task.samples[:1]), task)
+    graph = quantized(to_openvino(model, task.example), task)
     method = f"SparseGPT, {sparsity:.0%} of each layer's weights zero, then {precision(task)}"
     return Baseline("sparsegpt", method, graph, packed_bytes(model, formats, graph))

@@ -302,7 +302,7 @@ def _where(machine: Row) -> str:
 
 
 MADE: Columns = {
-    "method": _text("name"), "made by": _text("method"), "training, minutes": _count("minutes"),
+    "method": _text("name"), "made by": _text("method"), "minutes": _count("minutes"),
     "steps": _count("steps"),
 }  # fmt: skip
 LIMITS: Columns = {

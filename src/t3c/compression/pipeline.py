@@ -110,11 +110,15 @@ class Compression:
 
     def run(self) -> Stage:
         """Carry out all stages; those that are done are read."""
+        trained, timed = self.train()
+        return self._export(trained, timed)
+
+    def train(self) -> tuple[Stage, Timed]:
+        """Carry out the stages up to training: the source's model is elastic and trained then."""
         converted = self._convert()
         timed, timing = self._time(converted)
         self._int8(converted, timed)
-        trained = self._train(timed, timing)
-        return self._export(trained, timed)
+        return self._train(timed, timing), timed
 
     def _convert(self) -> Stage:
         """Make the model elastic; its weights are in the stage's folder."""

@@ -135,14 +135,6 @@ def check_like(inputs: Inputs, example: Inputs, what: str, *, texts: bool = Fals
         raise DataError(f"{what} has inputs of {shown[0]}, the example's are {shown[1]}")
 
 
-def trimmed(ids: Tensor, padding: int | None) -> Tensor:
-    """Texts (n, t) without the columns at their end that are nothing but padding; at least one."""
-    if padding is None:
-        return ids
-    used = (ids != padding).any(dim=0).nonzero()
-    return ids[:, : int(used[-1]) + 1] if len(used) else ids[:, :1]
-
-
 def batches_of(inputs: Inputs, size: int) -> Iterator[Inputs]:
     """The samples again, in batches of at most `size`."""
     for start in range(0, tensors(inputs)[0].shape[0], size):

@@ -20,5 +20,5 @@ def multiplying(precision: Precision, device: str = "cpu") -> torch.autocast:
 
 def _multiplies_bfloat16(device: str) -> bool:
     if device == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device == "cpu" and torch.cpu._is_avx512_bf16_supported()

@@ -90,7 +90,7 @@ class Run:
         """The batch of the next step, where the model is."""
         inputs, target = self.waiting.pop() if self.waiting else next(self.stream)
         device = device_of(self.model)
-        return moved(inputs, device), target.to(device)
+        return moved(inputs, device), None if target is None else target.to(device)
 
     def profile(self, step: int) -> Profile:
         """The profile a step trains: the controller's own once it is no longer all broad draws."""

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from t3c.compression.decoder import Decoder
 from t3c.errors import DataError
-from t3c.nn.inputs import Inputs, trimmed
+from t3c.nn.inputs import Inputs
 from t3c.spec import ImageSpec
 from t3c.zoo import cifar10 as cifar
 from t3c.zoo import digits as digit
-from t3c.zoo.text import BOS, stories15m, stories_folder, stories_ids, stories_tokens
+from t3c.zoo.text import BOS, stories15m, stories_folder, stories_tokens
 
 Labelled = tuple[Tensor, Tensor]
 STATISTICS = 512  # samples that factors are made to suit
@@ -25,11 +25,9 @@ EVALUATED = 250  # samples of a batch where nothing is trained
 
 @dataclass(frozen=True)
 class Running:
-    """A running text (tokens,) that a language model is tested on, in windows of `length` tokens
-    of which `bos` is the first; `tokenizer` is a folder that has it."""
+    """How a language model reads running text: the token that windows begin with, `bos`, and the
+    folder of its tokenizer."""
 
-    ids: Tensor
-    length: int
     bos: int
     tokenizer: Path
 
@@ -38,8 +36,7 @@ class Running:
 class Subject:
     """A trained network and its data: to train on, to validate on, to calibrate with, to test.
 
-    `padding` is the id that texts are filled up with; batches to train on go without. `vocabulary`
-    is how many tokens the table of a text model has. A language model is tested on `text`.
+    `text` is there of a language model alone.
     """
 
     name: str
@@ -52,8 +49,6 @@ class Subject:
     classes: tuple[str, ...] | None = None
     evaluated: int = EVALUATED
     observed: int = STATISTICS
-    padding: int | None = None
-    vocabulary: int | None = None
     text: Running | None = None
 
     @property
@@ -67,12 +62,8 @@ class Subject:
 
     @property
     def statistics(self) -> list[Inputs]:
-        """Samples that factors suit; of texts, those of like length together and the padding off:
-        what a network makes of padding is of no use."""
-        first = self.train[0][: self.observed]
-        if self.padding is not None:
-            first = first[(first != self.padding).sum(dim=1).argsort(stable=True)]
-        return [trimmed(part, self.padding) for part in torch.split(first, min(64, self.evaluated))]
+        """Samples that factors suit, in batches."""
+        return list(torch.split(self.train[0][: self.observed], min(64, self.evaluated)))
 
     def batches(
         self, size: int, seed: int, count: int | None = None
@@ -80,15 +71,9 @@ class Subject:
         """Shuffled batches of the training part, or of its first `count` samples; all alike."""
         generator = torch.Generator().manual_seed(seed)
         data = TensorDataset(*(part[:count] for part in self.train))
-
-        def collate(samples: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-            inputs, targets = (torch.stack(column) for column in zip(*samples, strict=True))
-            return trimmed(inputs, self.padding), targets
-
         return DataLoader(
-            data, min(size, len(data)), shuffle=True, drop_last=True, generator=generator,
-            collate_fn=collate,
-        )  # fmt: skip
+            data, min(size, len(data)), shuffle=True, drop_last=True, generator=generator
+        )
 
     def in_batches(self, part: Labelled) -> list[Labelled]:
         """A part in order, in batches whose outputs fit into memory."""
@@ -132,7 +117,7 @@ def cifar10(depth: cifar.Depth) -> Subject:
     )  # fmt: skip
 
 
-def stories(windows: int = 2800, length: int = 128, tested: int = 10_000) -> Subject:
+def stories(windows: int = 2800, length: int = 128) -> Subject:
     """A language model of TinyStories, read token by token; targets are the tokens themselves.
 
     It was trained on stories like those it is validated on here; the test part is the first of the
@@ -142,11 +127,10 @@ def stories(windows: int = 2800, length: int = 128, tested: int = 10_000) -> Sub
     parts = (slice(held), slice(held, held + 100), slice(held + 100, None))
     train, validation, calibration = (tokens[part] for part in parts)
     test = stories_tokens("valid", 40, length)
-    text = Running(stories_ids("valid")[:tested], length, BOS, stories_folder())
     return Subject(
         "stories15m", Decoder(stories15m()), (train, train), (validation, validation), calibration,
         (test, test), evaluated=8,  # 32,000 logits for each token
-        observed=160, vocabulary=32_000, text=text,
+        observed=160, text=Running(BOS, stories_folder()),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from t3c.convert import elasticize_, settle_, smooth_
 from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
-from t3c.exporter import ExportConfig, Timed, export
+from t3c.exporter import ExportConfig, export
 from t3c.exporter.content import topology
 from t3c.files import write_atomic, writing
 from t3c.spec import TextSpec
@@ -118,14 +118,12 @@ def export_subject(
     config: ExportConfig,
     original: Path,
     path: Path,
-    *,
-    timed: Timed | None = None,
 ) -> None:
     """Write a subject's trained model as an artifact, and its original beside it."""
     write_original(model, original, axes=subject.axes)
     export(
         model, path, [subject.calibration], config, name=subject.name, image=subject.image,
-        classes=subject.classes, axes=subject.axes, timed=timed,
+        classes=subject.classes, axes=subject.axes,
         tokenizer=subject.text.tokenizer if subject.text else None,
         text=TextSpec(subject.text.bos) if subject.text else None,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -182,13 +181,13 @@ LAYERS = [
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_moments_give_the_size_of_what_comes_out(layer: nn.Module) -> None:
-    samples = np.random.default_rng(0).normal(size=(11, 4, 9, 9)).astype(np.float32)
+    samples = torch.randn(11, 4, 9, 9, generator=torch.Generator().manual_seed(0))
     model = nn.Sequential(layer)
     moment = input_moments(model, samples, rows=10**6)["0"]
     weight = as_matrix(weight_layers(model)["0"])
     found = (weight @ moment * weight).sum(-1).flatten()
     with torch.no_grad():
-        out = model(torch.from_numpy(samples)).square()
+        out = model(samples).square()
     axes = (0, 1, 2) if isinstance(layer, nn.Linear) else (0, 2, 3)
     torch.testing.assert_close(found, out.mean(axes), rtol=1e-4, atol=1e-6)
 
@@ -196,7 +195,7 @@ def test_moments_give_the_size_of_what_comes_out(layer: nn.Module) -> None:
 def test_moments_of_a_few_rows_are_near_those_of_all() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(2), nn.Linear(196, 3))
-    samples = np.random.default_rng(0).normal(size=(40, 2, 16, 16)).astype(np.float32)
+    samples = torch.randn(40, 2, 16, 16, generator=torch.Generator().manual_seed(0))
     few, all_ = (input_moments(model, samples, rows=rows) for rows in (2000, 10**6))
     assert list(few) == ["0", "2"]  # as they run
     assert float((few["0"] - all_["0"]).norm() / all_["0"].norm()) < 0.15
@@ -205,6 +204,6 @@ def test_moments_of_a_few_rows_are_near_those_of_all() -> None:
 
 
 def test_inputs_that_are_not_finite_are_told() -> None:
-    samples = np.full((2, 3), np.nan, np.float32)
+    samples = torch.full((2, 3), torch.nan)
     with pytest.raises(DataError, match="0: its inputs on the samples are not finite"):
         input_moments(nn.Sequential(nn.Linear(3, 2)), samples)

@@ -33,8 +33,8 @@ def texts(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def made(name: str, model: Decoder, activations: str = "float") -> Baseline:
-    training = Training(model, texts(32), texts(32), 1.0, batch=8, steps=3)
-    task = Task(b"", texts(16).numpy(), ENGINE, activations, True, training)  # type: ignore[arg-type]
+    training = Training(model, texts(32), 1.0, batch=8, steps=3)
+    task = Task(b"", texts(16), ENGINE, activations, True, training)  # type: ignore[arg-type]
     return BASELINES[name](task)
 
 

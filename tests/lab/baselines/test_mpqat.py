@@ -87,7 +87,7 @@ def test_training_with_the_rounding_brings_the_outputs_back(
 ) -> None:
     settled = tiny.recorded(monkeypatch, module, convert=False)
     for rate in (1e-9, 1e-4):
-        mpqat(tiny.task(steps=40, labels=0.0), bits=4.0, learning_rate=rate)
+        mpqat(tiny.task(steps=40), bits=4.0, learning_rate=rate)
     plain, trained = (tiny.drift(model, tiny.network()) for model in settled)
     assert 0.01 < plain < 0.1
     assert trained < 0.85 * plain

@@ -76,8 +76,8 @@ def network(name: str) -> nn.Module:
 @cache
 def made(name: str, ends: bool = False) -> Baseline:
     samples = images(16, 0)
-    training = Training(network(name), samples, torch.zeros(16), minutes=1)
-    task = Task(b"", samples.numpy(), ENGINE, ACTIVATIONS[name], training=training)
+    training = Training(network(name), samples, minutes=1)
+    task = Task(b"", samples, ENGINE, ACTIVATIONS[name], training=training)
     return ptq4(task, ends=ends)
 
 
@@ -152,7 +152,7 @@ def test_the_original_is_not_changed() -> None:
 
 @pytest.mark.parametrize("name", ["ptq4", "sparsegpt"])
 def test_without_torch_it_is_told(name: str) -> None:
-    task = Task(b"", images(2, 0).numpy(), ENGINE)
+    task = Task(b"", images(2, 0), ENGINE)
     with pytest.raises(DataError, match=f"^{name} needs the original in torch"):
         BASELINES[name](task)
 

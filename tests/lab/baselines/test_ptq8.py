@@ -13,6 +13,7 @@ import onnx
 import openvino as ov
 import pytest
 import tiny
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import lab
@@ -57,7 +58,7 @@ RAW = original()
 @pytest.fixture(scope="module")
 def made() -> Baseline:
     # Weights and activations are quantized, whatever the task leaves float.
-    return BASELINES["ptq8"](Task(RAW, SAMPLES, ENGINE, activations="float"))
+    return BASELINES["ptq8"](Task(RAW, torch.from_numpy(SAMPLES), ENGINE, activations="float"))
 
 
 def operations(graph: ov.Model, kind: str) -> list[Any]:
@@ -90,7 +91,7 @@ def test_its_size_is_that_of_openvinos_files(made: Baseline) -> None:
 
 def test_weights_alone_leave_activations_as_they_are(made: Baseline) -> None:
     """Whatever the task says of activations; and closer to the original for it."""
-    alone = BASELINES["ptq8w"](Task(RAW, SAMPLES, ENGINE, activations="int8"))
+    alone = BASELINES["ptq8w"](Task(RAW, torch.from_numpy(SAMPLES), ENGINE, activations="int8"))
     assert not operations(alone.model, "FakeQuantize")
     constants = operations(alone.model, "Constant")
     shapes = [tuple(c.shape) for c in constants if c.get_element_type() == ov.Type.i8]

@@ -47,7 +47,7 @@ def _plain_kernels() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def samples(digits: Digits) -> Any:
-    return digits.calibration[0][:16].numpy()
+    return digits.calibration[0][:16]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def prepared(trained: nn.Module, samples: Any) -> nn.Module:
 
 
 def made(model: nn.Module, digits: Digits, samples: Any, **options: Any) -> Trained:
-    images, labels = digits.train
-    training = Training(model, images[:512], labels[:512], minutes=1, steps=STEPS, batch=32)
+    images, _ = digits.train
+    training = Training(model, images[:512], minutes=1, steps=STEPS, batch=32)
     task = Task(b"", samples, OpenVINO(1), training=training, **options)
     with pytest.MonkeyPatch.context() as patch:
         seen = tiny.recorded(patch, module)

@@ -57,8 +57,8 @@ def network(name: str) -> nn.Module:
 def task(name: str) -> Task:
     kind: Any = "float" if name == "tokens" else "int8"
     samples = images(16 if kind == "int8" else 64, 0)
-    training = Training(network(name), samples, torch.zeros(len(samples)), minutes=1)
-    return Task(b"", samples.numpy(), ENGINE, kind, training=training)
+    training = Training(network(name), samples, minutes=1)
+    return Task(b"", samples, ENGINE, kind, training=training)
 
 
 @cache

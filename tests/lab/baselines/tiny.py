@@ -61,12 +61,10 @@ def network() -> TinyNet:
 def task(steps: int = 4, model: nn.Module | None = None, **options: Any) -> Task:
     """16 samples to calibrate on, 32 images to train on."""
     training: dict[str, Any] = {
-        "model": model or network(), "images": images(32, 2), "targets": torch.arange(32) % 5,
-        "minutes": 1.0, "steps": steps, "batch": 16, "labels": 0.1,
+        "model": model or network(), "inputs": images(32, 2), "minutes": 1.0, "steps": steps,
+        "batch": 16,
     }  # fmt: skip
-    return Task(
-        b"", images(16, 3).numpy(), OpenVINO(1), training=Training(**training | options)
-    )  # fmt: skip
+    return Task(b"", images(16, 3), OpenVINO(1), training=Training(**training | options))
 
 
 def answers(made: Baseline) -> Any:
