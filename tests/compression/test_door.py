@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,14 @@ import torch
 from torch import nn
 
 import t3c
-from conftest import counted_profiles, supply_times
+from hurried import hurried
 from t3c.artifact.reader import Artifact
-from t3c.compression import compare, elastic, pipeline, teach
+from t3c.compression import pipeline
 from t3c.compression.door import Compressed, compress
-from t3c.device import calibrate as calibration
 from t3c.errors import ArtifactError, DataError, SpecError, T3CError
 from t3c.zoo.digits import Digits
 
 NAMES = ("tiny", "small", "med", "large", "max")
-
-
-def hurried(patch: pytest.MonkeyPatch) -> None:
-    """Times follow from the work, and little is measured or trained."""
-    supply_times(patch)
-    patch.setattr(calibration._Run, "measure", counted_profiles)
-    timing = sys.modules["t3c.exporter.timing"]
-    patch.setattr(timing, "time_in_place", lambda draft, engine, layers, **_: layers)
-    patch.setattr(compare, "ROUNDS", 3)
-    patch.setattr(elastic, "ROUNDS", 3)
-    patch.setattr(pipeline, "AIMS", (0.2, 0.5))
-    patch.setattr(pipeline, "CANDIDATES", 2)
-    patch.setattr(sys.modules["t3c.compression.measure"], "ROUNDS", 3)
-    patch.setattr(teach, "PROBE_STEPS", 1)
-    patch.setattr(teach, "_step_seconds", lambda lesson: 2.0)
-    patch.setattr(pipeline, "training_seconds", lambda plan: 60.0)
 
 
 def asked(trained: nn.Module, digits: Digits, out: Path, **more: Any) -> Compressed:
