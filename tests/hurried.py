@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from conftest import counted_profiles, supply_times
+from conftest import counted, counted_profiles, supply_times
 from t3c.compression import compare, elastic, pipeline, teach
+from t3c.compression.plan import RunPlan
 from t3c.device import calibrate as calibration
 
 
@@ -15,13 +16,11 @@ def hurried(patch: pytest.MonkeyPatch) -> None:
     """Times follow from the work, and little is measured or trained."""
     supply_times(patch)
     patch.setattr(calibration._Run, "measure", counted_profiles)
-    timing = sys.modules["t3c.exporter.timing"]
-    patch.setattr(timing, "time_in_place", lambda draft, engine, layers, **_: layers)
     patch.setattr(compare, "ROUNDS", 3)
-    patch.setattr(elastic, "ROUNDS", 3)
+    patch.setattr(elastic, "time_layer", lambda engine, spec, ranks: counted(None, [(spec, ranks)]))
     patch.setattr(pipeline, "AIMS", (0.2, 0.5))
     patch.setattr(pipeline, "CANDIDATES", 2)
     patch.setattr(sys.modules["t3c.compression.measure"], "ROUNDS", 3)
     patch.setattr(teach, "PROBE_STEPS", 1)
     patch.setattr(teach, "_step_seconds", lambda lesson: 2.0)
-    patch.setattr(pipeline, "training_seconds", lambda plan: 60.0)
+    patch.setattr(RunPlan, "left", lambda plan, spent: 60.0)

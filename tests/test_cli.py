@@ -319,6 +319,7 @@ def test_bad_requests(made: Made, tmp_path: Path) -> None:
     one, artifact = made.folder / "one.npy", made.artifact
     refused("latency_ms must be positive", "run", artifact, "--input", one, "--latency-ms", -1)
     refused("drift must be positive, got nan", "run", artifact, "--input", one, "--drift", "nan")
+    refused("max_drop must be 0 or more", "run", artifact, "--input", one, "--max-drop", -1)
     refused("quantile must be p50", "run", artifact, "--input", one, "--quantile", "p75")
     refused("unknown engine 'abacus'", "run", artifact, "--input", one, "--engine", "abacus")
     refused("unknown engine 'abacus'", "calibrate", artifact, "--engine", "abacus")

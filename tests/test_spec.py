@@ -47,6 +47,18 @@ def test_impossible_budgets(name: str) -> None:
         Budget(**{name: float("inf")})
 
 
+def test_a_loss_may_be_none_but_not_less() -> None:
+    assert Budget(max_drop=0).capped
+    assert not Budget(latency_ms=1).capped
+    for value in (-0.1, float("nan")):
+        with pytest.raises(BudgetError, match=f"max_drop must be 0 or more, got {value:g}"):
+            Budget(max_drop=value)
+    with pytest.raises(BudgetError, match="max_drop must be finite"):
+        Budget(max_drop=float("inf"))
+    with pytest.raises(BudgetError, match="max_drop must be a number, got True"):
+        Budget(max_drop=True)
+
+
 @pytest.mark.parametrize(("rank", "bits"), [(0, 8), (4, 1), (4, 9), (-3, 8)])
 def test_impossible_points(rank: int, bits: int) -> None:
     with pytest.raises(SpecError):

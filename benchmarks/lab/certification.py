@@ -20,9 +20,10 @@ from t3c.device.execution import Execution
 from t3c.device.grid import mixtures, widest_ranges
 from t3c.evidence.along import first_order
 from t3c.evidence.certify import CertifyConfig, Slices, certify
-from t3c.evidence.drifts import measure_drifts, program_reference, session_outputs
+from t3c.evidence.drifts import measure_drifts, program_reference
 from t3c.evidence.estimates import EstimateConfig, estimate, residuals_of
 from t3c.evidence.program import Executed, Program, executed
+from t3c.evidence.served import answers, run_of
 from t3c.evidence.worst_case import norms_of, worst_cases
 from t3c.measure.memory import peak_rss, reset_peak
 from t3c.spec import Profile
@@ -133,7 +134,7 @@ def study_rows(made: Made, say: Say, count: int = MIXTURES) -> list[Row]:
             rms = {name: term.rms for name, term in found.layers.items()}
             scale = float(np.sqrt(np.mean(np.square(truth.reshape(len(truth), -1)).sum(axis=1))))
         session = runtime.engine.compile(one.graph(artifact, bits))
-        drift = relative_drift(session_outputs(session, samples), truth)
+        drift = relative_drift(answers(run_of(session), samples), truth)
         changes = torch.cat([first_order(program, beside_it, part) for part in _few(tensors)])
         norms = np.linalg.norm(truth.reshape(len(truth), -1), axis=1)
         estimates = changes.double().norm(dim=1).numpy() / norms
@@ -203,7 +204,7 @@ def worst_rows(made: Made, say: Say) -> list[Row]:
                 torch.cat([program(one, part, s) for part in _few(tensors)]) for s in (0.0, 1.0)
             ]
         simulated = (ends[1] - ends[0]).flatten(1).norm(dim=1).numpy()
-        served = session_outputs(runtime.session(name), samples)
+        served = answers(run_of(runtime.session(name)), samples)
         on_engine = np.linalg.norm((served - truth).reshape(len(truth), -1), axis=1)
         bounds = np.array([case.bound for case in cases])
         sizes = np.array([case.size for case in cases])

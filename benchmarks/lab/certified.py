@@ -13,8 +13,9 @@ from lab.uniform import uniform_artifact
 from lab.zoo.imagenet_sample import imagenet_sample, resnet50
 from lab.zoo.minilm import MiniLMEmbedding, sst2_sentences
 from t3c.convert import ElasticConfig
-from t3c.evidence.drifts import Samples, arrays
+from t3c.evidence.drifts import arrays
 from t3c.evidence.original import Original, beside, to_original
+from t3c.evidence.served import Samples
 from t3c.nn.inputs import Inputs, batches_of, select
 from t3c.runtime.runtime import Runtime
 from t3c.zoo.cifar10 import cifar10, resnet

@@ -31,16 +31,13 @@ from lab.variants import Comparison, Row, Variant, Watch, compare
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import layer_bytes
 from t3c.compression.stages import Stage, Stages
-from t3c.control.options import Shares
-from t3c.convert import state_of
 from t3c.device.execution import example_inputs
 from t3c.device.machine import describe
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.errors import SpecError
 from t3c.evidence.int8 import bytes_on_disk
-from t3c.exporter import ExportConfig, Timed, time_points
-from t3c.exporter.allocate import measured_shares
+from t3c.exporter import ExportConfig, Timed
 from t3c.runtime.runtime import Runtime
 from t3c.zoo.recipe import Recipe
 from t3c.zoo.settings import read_settings
@@ -145,7 +142,7 @@ class Results:
 
         made_from = self.about | {
             "recipe": repr(replace(recipe, export=None)), "device": repr(describe(self.engine)),
-            "activations": self.spec.export.activations, "in_place": self.spec.export.in_place,
+            "activations": self.spec.export.activations,
         }  # fmt: skip
         return self.stages.run(f"train-{seed}", made_from, make)
 
@@ -270,14 +267,8 @@ class Results:
     def _train(self, recipe: Recipe, folder: Path) -> Trained:
         """The recipe carried out for what layers take on this device."""
 
-        def shares(model: nn.Module) -> Shares:
-            self.stages.say("timing layer points")
-            found = time_points(model, self.spec.export, axes=self.subject.axes, watch=self.watch)
-            self.times[recipe.train.seed] = found
-            return measured_shares(state_of(model).plan.layers, found.layers)
-
         return train_recipe(
-            recipe, folder / "run", resume=True, test=False, validated=False, shares=shares,
+            recipe, folder / "run", resume=True, test=False, validated=False,
             say=self.stages.say, watch=self.watch,
         )  # fmt: skip
 

@@ -72,6 +72,23 @@ def test_certificates_are_of_samples_that_nothing_else_used(made: Compressed) ->
     assert certified.isdisjoint(artifact.manifest.calibrated_on or ())
 
 
+def test_the_ledger_has_the_quality_of_what_placed_nothing(made: Compressed) -> None:
+    runtime = t3c.load(made.path, threads=1)
+    ledger = runtime.artifact.ledger()
+    assert ledger is not None
+    assert [row.profile for row in ledger.quality] == [profile.name for profile in runtime.chain]
+    record = json.loads((made.path.with_name("digits.t3c.work") / "record.json").read_text())
+    data = np.load(made.path.with_name("digits.t3c.work") / "calibration.npz")  # the certificate's
+    for row in ledger.quality:
+        answers = [runtime(x[None], profile=row.profile).argmax() for x in data["x"]]
+        assert row.value == pytest.approx((np.array(answers) == data["y"]).mean())
+        assert (row.metric, row.samples) == ("accuracy", record["samples"]["certificate"])
+    assert runtime.answer(data["x"][:1], t3c.Budget(max_drop=1)).reason.code == (
+        "fastest_within_drop"
+    )
+    assert "## Quality beside the original" in (made.path / "README.md").read_text()
+
+
 def test_what_is_done_is_not_done_again(
     made: Compressed, trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -80,7 +97,7 @@ def test_what_is_done_is_not_done_again(
     with pytest.raises(ArtifactError, match=r"digits.t3c exists: name another"):
         asked(trained, digits, made.path)
     kept = made.path.rename(tmp_path / "kept.t3c")
-    for name in ("make_elastic", "choose_factorization", "probe", "teach", "export"):
+    for name in ("make_elastic", "choose_kernels", "probe", "teach", "export"):
         monkeypatch.setattr(pipeline, name, refuse(name, getattr(pipeline, name)))
     again = asked(trained, digits, made.path)
     assert Artifact(again.path).content == Artifact(kept).content

@@ -12,7 +12,7 @@ from t3c.compression.data import Data
 from t3c.compression.judging import judge_of
 from t3c.compression.source import Source, Task, open_source, task_of
 from t3c.errors import DataError
-from t3c.evidence.quality import Metric
+from t3c.spec import Metric
 
 transformers = pytest.importorskip("transformers")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -11,51 +12,42 @@ import torch
 from torch import nn
 
 from conftest import counted
-from t3c.artifact.devices import LayerTiming
 from t3c.artifact.reader import Artifact
 from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.device import in_place
 from t3c.device.in_place import time_in_place
 from t3c.engines import open_engine
-from t3c.exporter import ExportConfig, content, time_points
+from t3c.exporter import content, time_points
 from t3c.exporter.timing import _every_rank
 from t3c.nn.inputs import evaluating
-from t3c.spec import Factorization, Form, Latency
-
-BASE = 5.0  # what a network takes besides its weights
+from t3c.spec import Factorization, Form
 
 
 class Weighed:
     """A compiled graph that takes a microsecond for each number of its weights."""
 
-    def __init__(self, graph: onnx.ModelProto) -> None:
+    def __init__(self, graph: onnx.ModelProto, engine: Engine) -> None:
         codes = [t for t in graph.graph.initializer if t.name.endswith("/weight")]
-        self.ms = BASE + sum(len(t.raw_data) for t in codes) / 1e3
+        self.ms = {(t.name.removesuffix("/weight"),): len(t.raw_data) / 1e3 for t in codes}
+        self.engine = engine
+
+    def run(self, inputs: object) -> dict[tuple[str, ...], float]:
+        rest = {("what is between layers",): 5.0}
+        return {names: ms * self.engine.slower for names, ms in (self.ms | rest).items()}
 
 
 class Engine:
     name, threads, version = "torch", 1, "0"
 
-    def compile(self, graph: onnx.ModelProto) -> Weighed:
-        return Weighed(graph)
+    def __init__(self) -> None:
+        self.slower, self.compiled = 1.0, 0
 
+    def compile(self, graph: onnx.ModelProto) -> Any:
+        raise AssertionError("no whole network is timed")
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many networks were timed at once, each time."""
-    lots: list[int] = []
-
-    def time_sessions(
-        sessions: dict[str, Weighed], inputs: object, rounds: int, quiet: object
-    ) -> dict[str, Latency]:
-        lots.append(len(sessions))
-        return {
-            name: Latency(s.ms, s.ms, s.ms, (s.ms, s.ms), rounds) for name, s in sessions.items()
-        }
-
-    monkeypatch.setattr(in_place, "time_sessions", time_sessions)
-    monkeypatch.setattr(in_place, "paced", lambda calls, rounds: rounds)
-    return lots
+    def operations(self, graph: onnx.ModelProto) -> Weighed:
+        self.compiled += 1
+        return Weighed(graph, self)
 
 
 def network() -> nn.Module:
@@ -77,79 +69,92 @@ def every_rank(tmp_path: Path) -> tuple[nn.Module, Artifact]:
         return model, _every_rank(model, traced, weight_only=False)
 
 
-def alone(model: nn.Module) -> tuple[LayerTiming, ...]:
-    return counted(None, [(p.spec, p.ranks) for p in state_of(model).plan.layers])
-
-
 def weights(model: nn.Module, name: str, rank: int) -> int:
     plan = next(p for p in state_of(model).plan.layers if p.spec.name == name)
     shapes = plan.spec.stage_shapes(rank) if rank < plan.spec.full_rank else [plan.spec.dense_shape]
     return sum(int(torch.Size(shape).numel()) for shape in shapes)
 
 
-def test_points_take_what_the_network_takes_more_or_less(
-    every_rank: tuple[nn.Module, Artifact], told: list[int]
-) -> None:
+def test_points_take_what_their_operations_take(every_rank: tuple[nn.Module, Artifact]) -> None:
     model, artifact = every_rank
     plans = {p.spec.name: p for p in state_of(model).plan.layers}
-    tops = {name: plan.ranks[-1] for name, plan in plans.items()}
-    found = time_in_place(artifact, Engine(), alone(model))
-    assert {(t.layer, t.rank) for t in found} == {(n, k) for n, p in plans.items() for k in p.ranks}
-    whole = BASE + sum(weights(model, name, rank) for name, rank in tops.items()) / 1e3
-    dense = {t.layer: t.ms[Form.DENSE] for t in found if t.rank == tops[t.layer]}
-    assert sum(dense.values()) == pytest.approx(whole)
-    seen = 0
+    engine = Engine()
+    found = time_in_place(artifact, engine)
+    assert found is not None
+    assert [(t.layer, t.rank) for t in found] == [(n, k) for n, p in plans.items() for k in p.ranks]
     for t in found:
-        assert t.ms[Form.DENSE] == pytest.approx(dense[t.layer])  # at every rank
-        if t.rank < tops[t.layer]:
-            saved = (weights(model, t.layer, tops[t.layer]) - weights(model, t.layer, t.rank)) / 1e3
-            least = in_place.LEAST * dense[t.layer]
-            # Gains of kernels of one geometry are those of both, and half of them each.
-            both = saved * (2 if t.layer in ("0", "2") else 1)
-            chance = abs(both) < in_place.CHANCE * whole
-            wanted = dense[t.layer] if chance else max(dense[t.layer] - saved, least)
+        full = plans[t.layer].ranks[-1]
+        assert t.ms[Form.DENSE] == pytest.approx(weights(model, t.layer, full) / 1e3)
+        if t.rank < full:
+            wanted = weights(model, t.layer, t.rank) / 1e3
             assert t.ms[Form.FACTORED] == pytest.approx(wanted)
-            seen += wanted < dense[t.layer]
-    assert seen > 5
-    # The two kernels are exchanged together; so few networks are compiled at a time.
-    assert max(told) <= 1 + in_place.LOT
-    offered = {name: len(plans[name].ranks) - 1 for name in ("0", "4", "6")}
-    assert sum(n - 1 for n in told) >= sum(offered.values())
-    assert sum(n - 1 for n in told) < sum(2 * len(p.ranks) for p in plans.values())
+    # One compilation serves all layers: as many as the layer with most ranks has of them.
+    assert engine.compiled <= 1 + 2 * (max(len(p.ranks) for p in plans.values()) - 1)
 
 
-def test_chance_is_smoothed_out() -> None:
-    """No rank gains more than a lower one; what is gained in all stays."""
-    gains = {(8, Form.FACTORED): 3.0, (16, Form.FACTORED): 1.0, (24, Form.FACTORED): 2.0}
-    found = in_place._falling(gains | {(8, Form.ALIGNED): 0.5, (16, Form.ALIGNED): 0.4})
-    assert [found[rank, Form.FACTORED] for rank in (8, 16, 24)] == [3.0, 1.5, 1.5]
-    assert [found[rank, Form.ALIGNED] for rank in (8, 16)] == [0.5, 0.4]
-    assert in_place._falling({}) == {}
+def test_a_machine_that_becomes_slower_is_levelled(every_rank: tuple[nn.Module, Artifact]) -> None:
+    class Slowing(Engine):
+        def operations(self, graph: onnx.ModelProto) -> Weighed:
+            self.slower = 1.0 if self.compiled < 1 else 1.5
+            return super().operations(graph)
+
+    slow, steady = (time_in_place(every_rank[1], engine) for engine in (Slowing(), Engine()))
+    assert slow is not None
+    assert steady is not None
+    for one, other in zip(slow, steady, strict=True):
+        assert one.ms == pytest.approx(other.ms)
 
 
-def test_exports_time_in_place_if_asked_to(
-    monkeypatch: pytest.MonkeyPatch, told: list[int]
-) -> None:
-    monkeypatch.setattr(sys.modules["t3c.exporter.timing"], "time_layers", counted)
-    monkeypatch.setattr(sys.modules["t3c.exporter.timing"], "open_engine", lambda *_: Engine())
+def test_layers_that_are_not_told_are_not_guessed(every_rank: tuple[nn.Module, Artifact]) -> None:
+    class Silent(Engine):
+        def operations(self, graph: onnx.ModelProto) -> Weighed:
+            found = super().operations(graph)
+            del found.ms[next(iter(found.ms))]
+            return found
+
+    assert time_in_place(every_rank[1], Silent()) is None
+    assert time_in_place(every_rank[1], open_engine("torch", 1)) is None
+
+
+def test_times_do_not_fall_with_rank() -> None:
+    taken = {8: 1.0, 16: 3.0, 24: 2.0}
+    found = {("a", rank, Form.FACTORED): [ms] for rank, ms in taken.items()}
+    found |= {("b", 8, Form.FACTORED): [1.5, 0.5], ("b", 8, Form.ALIGNED): [0.4]}
+    rising = in_place._rising(["a", "b"], [8, 16, 24], found)
+    assert [rising[rank, Form.FACTORED] for rank in (8, 16, 24)] == [1.0, 2.5, 2.5]
+    assert rising[8, Form.ALIGNED] == 0.4
+
+
+def test_exports_time_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine tells what operations take; layers are timed alone where it does not."""
+    timing = sys.modules["t3c.exporter.timing"]
+    monkeypatch.setattr(timing, "open_engine", lambda *_: Engine())
+    monkeypatch.setattr(timing, "time_layers", lambda *_, **__: pytest.fail("timed alone"))
     model = network()
-    plain, placed = (time_points(model, ExportConfig(in_place=p)) for p in (False, True))
-    assert plain.layers == alone(model)
-    assert told
-    assert [(t.layer, t.rank) for t in placed.layers] == [(t.layer, t.rank) for t in plain.layers]
-    assert placed.layers != plain.layers
+    placed = time_points(model)
+    assert {t.layer for t in placed.layers} == {p.spec.name for p in state_of(model).plan.layers}
+    monkeypatch.setattr(timing, "time_in_place", lambda *_, **__: None)
+    monkeypatch.setattr(timing, "time_layers", counted)
+    plans = state_of(model).plan.layers
+    assert time_points(model).layers == counted(None, [(p.spec, p.ranks) for p in plans])
 
 
 def test_a_real_engine_is_timed_in_place(
     every_rank: tuple[nn.Module, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, artifact = every_rank
-    monkeypatch.setattr(in_place, "ROUNDS", 3)
-    found = time_in_place(artifact, open_engine("openvino", 1), alone(model))
-    assert [t.ms.keys() for t in found] == [t.ms.keys() for t in alone(model)]
+    monkeypatch.setattr(in_place, "MOST_ROUNDS", 24)
+    found = time_in_place(artifact, open_engine("openvino", 1))
+    assert found is not None
+    assert all(ms > 0 for t in found for ms in t.ms.values())
+    factored = [t for t in found if Form.FACTORED in t.ms]
+    assert len(factored) > 5
+    assert [(t.layer, t.rank) for t in found] == [
+        (p.spec.name, k) for p in state_of(model).plan.layers for k in p.ranks
+    ]
 
 
-def test_weights_of_one_geometry_need_not_all_be_aligned(tmp_path: Path, told: list[int]) -> None:
+def test_weights_of_one_geometry_need_not_all_be_aligned() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     with torch.no_grad():
@@ -160,10 +165,9 @@ def test_weights_of_one_geometry_need_not_all_be_aligned(tmp_path: Path, told: l
         artifact = _every_rank(model, content.topology(model), weight_only=False)
     aligned = [spec.aligned for spec in artifact.manifest.specs.values()]
     assert aligned[0] != aligned[1]
-    times = [
-        LayerTiming(layer=p.spec.name, rank=rank, ms=dict.fromkeys(Form, 1.0))
-        for p in plans
-        for rank in p.ranks
-    ]
-    found = time_in_place(artifact, Engine(), times)
-    assert len(found) == len(times)
+    found = time_in_place(artifact, Engine())
+    assert found is not None
+    forms = {t.layer: set() for t in found}
+    for t in found:
+        forms[t.layer] |= t.ms.keys()
+    assert [Form.ALIGNED in forms[p.spec.name] for p in plans] == [True, False]

@@ -17,9 +17,10 @@ from t3c.evidence.artifact import certify_artifact
 from t3c.evidence.bench import Data, bench
 from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
-from t3c.evidence.quality import Judge, Metric
+from t3c.evidence.quality import Judge
 from t3c.runtime.monitor import MonitorConfig, Shift
 from t3c.runtime.runtime import load
+from t3c.spec import Metric
 
 QUICK = CertifyConfig(
     measures=("absolute", "kl", "flip"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from t3c.evidence.quality import Judge, Metric, nearest, paired_interval, token_losses
+from t3c.evidence.quality import Judge, nearest, paired_interval, token_losses
+from t3c.spec import Metric
 
 
 def test_wrong_and_changed_answers() -> None:

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from lab.certified import Made
 from t3c.engines.torch_operations import OPERATIONS
 from t3c.evidence.certify import CertifyConfig, Slices, certify
-from t3c.evidence.drifts import program_reference, session_outputs
+from t3c.evidence.drifts import program_reference
 from t3c.evidence.estimates import EstimateConfig, estimate, residuals_of
 from t3c.evidence.operands import Operand, Step, StoppedError
 from t3c.evidence.program import Executed, Layer, Program, executed
 from t3c.evidence.rules import RULES
+from t3c.evidence.served import answers, run_of
 from t3c.evidence.worst_case import norms_of, worst_cases
 from t3c.nn.inputs import Inputs
 
@@ -46,7 +47,7 @@ def test_no_sample_is_over_its_worst_case(network: str) -> None:
         bounds = np.array([case.bound for case in cases])
         simulated = (program(one, x, 1.0) - program(one, x)).flatten(1).norm(dim=1).numpy()
         assert (simulated <= bounds).all()
-        served = session_outputs(made.runtime.session(name), [value.numpy() for value in x])
+        served = answers(run_of(made.runtime.session(name)), [value.numpy() for value in x])
         assert (np.linalg.norm((served - truth).reshape(12, -1), axis=1) <= bounds).all()
         assert all(np.isfinite(list(case.layers.values())).all() for case in cases)
 

@@ -31,7 +31,7 @@ from t3c.exporter.allocate import allocate
 from t3c.exporter.content import topology
 from t3c.exporter.export import split
 from t3c.nn.inputs import evaluating
-from t3c.spec import Form, Goal, ImageSpec, LayerPoint, LayerSpec
+from t3c.spec import Form, Goal, ImageSpec, Latency, LayerPoint, LayerSpec
 
 pytestmark = pytest.mark.usefixtures("briefly")
 EXPORTER, TIMING = (sys.modules[f"t3c.exporter.{part}"] for part in ("export", "timing"))
@@ -74,7 +74,7 @@ def test_the_ledger_says_how_far_each_engine_is_from_torch(made: Made) -> None:
     for engine in ("openvino", "onnxruntime"):
         rows = [row for row in ledger.parity if row.engine == engine]
         assert [row.profile for row in rows] == names
-        assert all(0 <= row.rounded < 0.02 and 0 <= row.largest < 0.1 for row in rows)
+        assert all(0 <= row.rounded < 0.03 and 0 <= row.largest < 0.1 for row in rows)
         assert len({row.stored for row in rows}) == len(names)
 
 
@@ -143,7 +143,7 @@ def test_forms_are_the_faster_ones(
         [made.digits.calibration[0][:120]],
         ExportConfig(goal=Goal(profiles=3, worst_drift=1.0), timing=quick(2), certificate=LIGHT),
     )
-    assert all(p.rounded < 0.025 for p in exported.parity)
+    assert all(p.rounded < 0.035 for p in exported.parity)
     runtime = t3c.load(tmp_path / "a.t3c")
     specs = runtime.artifact.manifest.specs
     low = [
@@ -325,42 +325,26 @@ def test_an_export_that_fails_leaves_the_artifact_that_was_there(
 def test_activations_are_left_to_the_device(
     made: Made, monkeypatch: pytest.MonkeyPatch, faster: str
 ) -> None:
-    asked: list[str] = []
+    asked: list[list[str]] = []
 
-    def timed(
-        engine: object,
-        layers: Sequence[tuple[LayerSpec, tuple[int, ...]]],
-        to_float: object,
-        *,
-        activations: str,
-        **_: object,
-    ) -> tuple[LayerTiming, ...]:
-        asked.append(activations)
-        # At low ranks it is the other way round: what counts is the model at full rank.
-        ms = {
-            True: 1.0 if activations == faster else 2.0,
-            False: 9.0 if activations == faster else 1.0,
-        }
-        return tuple(
-            LayerTiming(layer=spec.name, rank=rank, ms={Form.DENSE: ms[rank == ranks[-1]]})
-            for spec, ranks in layers
-            for rank in ranks
-        )
+    def timed(sessions: dict[str, object], *_: object, **__: object) -> dict[str, Latency]:
+        asked.append(list(sessions))
+        ms = {name: 1.0 if name == faster else 2.0 for name in sessions}
+        return {name: Latency(m, m, m, (m, m), 1) for name, m in ms.items()}
 
-    monkeypatch.setattr(TIMING, "time_layers", timed)
-    plan = state_of(made.model).plan.layers[0]
+    for name in ("time_in_place", "time_layers"):
+        monkeypatch.setattr(TIMING, name, lambda *_, **__: ())
+    monkeypatch.setattr(TIMING, "time_sessions", timed)
+    monkeypatch.setattr(TIMING, "paced", lambda calls, rounds: rounds)
 
-    def chosen(activations: Any) -> tuple[str, float]:
-        config = ExportConfig(activations=activations)
-        found = time_points(made.model, config)
-        top = next(t for t in found.layers if t.rank == plan.ranks[-1])
-        return found.activations, top.ms[Form.DENSE]
+    def chosen(activations: Any) -> str:
+        return time_points(made.model, ExportConfig(activations=activations)).activations
 
-    assert chosen("auto") == (faster, 1.0)
-    assert asked == ["int8", "float"]
+    assert chosen("auto") == faster
+    assert asked == [["int8", "float"]]
     other = "int8" if faster == "float" else "float"
-    assert chosen(other) == (other, 2.0)
-    assert asked == ["int8", "float", other]
+    assert chosen(other) == other
+    assert len(asked) == 1
     with pytest.raises(SpecError, match="'int8', 'float' or 'auto'"):
         ExportConfig(activations="int16")  # type: ignore[arg-type]
 

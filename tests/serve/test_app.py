@@ -184,12 +184,39 @@ def test_a_budget_is_changed_by_whoever_has_the_token(
         top = served.service.version.runtime.chain.top.name
         assert own["parameters"]["profile"] == top  # a request's own budget goes before
         assert served.get("/v1/live")["events"][0]["event"] in ("budget", "swap")
-        for bad in ({"size_mb": -1}, {"size": 3}, {"latency_ms": "fast"}, [], {"drift": 0}):
+        for bad in (
+            {"size_mb": -1},
+            {"size": 3},
+            {"latency_ms": "fast"},
+            [],
+            {"drift": 0},
+            {"max_drop": -1},
+        ):
             assert served.call("PUT", "/v1/budget", bad, served.headers)[0] == 400
         assert served.get("/v1/budget")["profile"] == small.profile
     finally:
         served.call("PUT", "/v1/budget", {}, served.headers)
     assert served.get("/v1/budget")["budget"]["size_mb"] is None
+
+
+def test_a_cap_on_loss_goes_where_budgets_go(
+    served: Running, path: str, body: dict[str, Any]
+) -> None:
+    """The ledger of this artifact has no quality: the largest serves, and says so."""
+    asked = served.call("POST", f"{path}/infer", body | {"parameters": {"max_drop": 0.01}})[1]
+    assert asked["parameters"]["profile"] == "max"
+    assert "drop_unconfirmed" in asked["parameters"]["warning_codes"]
+    told = served.get("/v1/certificate?max_drop=0")
+    assert (told["profile"], told["warning_codes"]) == ("max", ["drop_unconfirmed"])
+    assert served.call("GET", "/v1/certificate?max_drop=-1")[0] == 400
+    try:
+        put = served.call("PUT", "/v1/budget", {"max_drop": 0}, served.headers)[1]
+        assert put["budget"]["max_drop"] == 0
+        assert served.get("/v1/live")["budget"]["max_drop"] == 0
+    finally:
+        served.call("PUT", "/v1/budget", {}, served.headers)
+    row = served.get("/v1/profiles")["profiles"][0]
+    assert (row["metric"], row["quality"], row["drop"]) == (None, None, None)
 
 
 def test_profiles_certificates_and_what_is_going_on(served: Running) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from t3c.artifact.ledger import Certification
+from t3c.artifact.ledger import Certification, Ledger
 from t3c.artifact.reader import Artifact
 from t3c.files import write_atomic
 
@@ -37,9 +37,33 @@ def render_card(artifact: Artifact) -> str:
         times = [t.profiles.get(profile.name) for t in tables]
         cells = ["-" if time is None else f"{time.p50:.3f}" for time in times]
         lines.append(f"| {profile.name} | {profile.size_bytes / 1e6:.3f} | {' | '.join(cells)} |")
+    lines += _quality(ledger) if ledger and ledger.quality else []
     for certification in ledger.certifications if ledger else ():
         lines += _certificates(certification)
     return "\n".join([*lines, ""])
+
+
+def _quality(ledger: Ledger) -> list[str]:
+    """How good the profiles were on samples that placed none of them."""
+    samples = dict.fromkeys((row.samples, row.data[:12]) for row in ledger.quality)
+    of = "; ".join(f"{count} samples, data `{data}`" for count, data in samples)
+    return [
+        "",
+        "## Quality beside the original",
+        "",
+        "| profile | engine | metric | value | original | drop | 95% interval |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {row.profile} | {row.engine} | {row.metric} | {row.value:.4g} "
+            f"| {row.original:.4g} | {row.drop:.4f} | {row.ci95[0]:.4f} to {row.ci95[1]:.4f} |"
+            for row in ledger.quality
+        ),
+        "",
+        (
+            f"Of {of}, the same for profile and original; `drop` is a share of samples, of "
+            "perplexity its growth."
+        ),
+    ]
 
 
 def _certificates(found: Certification) -> list[str]:

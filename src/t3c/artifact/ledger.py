@@ -1,10 +1,11 @@
-"""ledger.json: the certificates of an artifact, and all that they rest on.
+"""ledger.json: the certificates of an artifact, and all that they rest on; its quality.
 
 It names the content hash it belongs to, and lies outside of that hash.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -14,7 +15,9 @@ from t3c.artifact.devices import forms_key
 from t3c.artifact.plain import Record
 from t3c.artifact.shift import ShiftModel
 from t3c.errors import SpecError
-from t3c.spec import Certificate, Form
+from t3c.spec import Certificate, Form, Metric
+
+CLOSE = 1e-6  # of a drop to that of its figures, which are rounded
 
 Keys = tuple[str, ...]
 T = TypeVar("T")
@@ -178,13 +181,48 @@ class ParityEntry(Record):
         return not self.reason
 
 
+class QualityEntry(Record):
+    """How good a profile's answers are on an engine executing these forms, beside the original's.
+
+    `value` and `original` are figures of the metric on the same `samples`, `data` a hash of them.
+    `drop` is how far the profile is below the original, as a share of samples, of perplexity its
+    growth; `ci95` is the paired interval of it.
+    """
+
+    profile: str
+    engine: str
+    engine_version: str
+    forms: str
+    metric: Metric
+    value: float = Field(ge=0)
+    original: float = Field(ge=0)
+    drop: float
+    ci95: tuple[float, float]
+    samples: int = Field(ge=1)
+    data: str
+
+    @model_validator(mode="after")
+    def _consistent(self) -> QualityEntry:
+        grows = self.metric is Metric.PERPLEXITY
+        figures = (self.value, self.original)
+        if (min(figures) < 1) if grows else (max(figures) > 1):
+            raise SpecError(f"profile {self.profile!r}: {self.metric} is out of its range")
+        drop = self.value / self.original - 1 if grows else self.original - self.value
+        if not math.isclose(drop, self.drop, rel_tol=CLOSE, abs_tol=CLOSE):
+            raise SpecError(f"profile {self.profile!r}: its drop is not that of its figures")
+        if not self.ci95[0] <= self.drop <= self.ci95[1]:
+            raise SpecError(f"profile {self.profile!r}: its drop is outside of its interval")
+        return self
+
+
 class Ledger(Record):
     """What is known of an artifact: certifications, one for each engine and set of forms, latest
-    last, and how far each engine is from torch."""
+    last, how far each engine is from torch, and how good profiles are."""
 
     content: str
     certifications: tuple[Certification, ...] = ()
     parity: tuple[ParityEntry, ...] = ()
+    quality: tuple[QualityEntry, ...] = ()
 
     def on(self, engine: str) -> list[Certification]:
         """Those of an engine, latest first."""
@@ -219,6 +257,23 @@ class Ledger(Record):
         found = [p for p in self.parity if (p.engine, p.weight_bits) == (engine, weight_bits)]
         return {row.profile: row for row in found}
 
+    def judged(self, rows: Sequence[QualityEntry]) -> Ledger:
+        """The ledger with these qualities in place of earlier ones of the same."""
+
+        def identity(row: QualityEntry) -> tuple[str, ...]:
+            return (row.profile, row.engine, row.forms)
+
+        new = {identity(row) for row in rows}
+        kept = [row for row in self.quality if identity(row) not in new]
+        return self.model_copy(update={"quality": (*kept, *rows)})
+
+    def quality_of(
+        self, profile: str, engine: str, forms: Mapping[str, Form], weight_bits: int
+    ) -> QualityEntry | None:
+        """The quality of a profile that runs on an engine in these forms."""
+        key = (profile, engine, forms_key(forms, weight_bits))
+        return next((q for q in self.quality if (q.profile, q.engine, q.forms) == key), None)
+
     def of_profiles(self, names: Collection[str], content: str) -> Ledger:
         """What is known of some profiles, in an artifact of them alone."""
         parts = [c.of_profiles(names) for c in self.certifications]
@@ -226,4 +281,5 @@ class Ledger(Record):
             content=content,
             certifications=tuple(part for part in parts if part.entries),
             parity=tuple(row for row in self.parity if row.profile in names),
+            quality=tuple(row for row in self.quality if row.profile in names),
         )

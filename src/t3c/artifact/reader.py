@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.folder import MANIFEST, recover
 from t3c.artifact.hostile import check_graph
-from t3c.artifact.ledger import Certification, Ledger, ParityEntry
+from t3c.artifact.ledger import Certification, Ledger, ParityEntry, QualityEntry
 from t3c.artifact.manifest import (
     CONTENT,
     CONTROLLER,
@@ -158,6 +158,10 @@ class Artifact:
     def add_parity(self, rows: Sequence[ParityEntry]) -> Ledger:
         """Put into the ledger how far engines are from torch, in place of what it said before."""
         return self._changed_ledger(lambda ledger: ledger.compared(rows))
+
+    def add_quality(self, rows: Sequence[QualityEntry]) -> Ledger:
+        """Put into the ledger how good profiles are, in place of what it said before."""
+        return self._changed_ledger(lambda ledger: ledger.judged(rows))
 
     def _changed_ledger(self, change: Callable[[Ledger], Ledger]) -> Ledger:
         with locked(self.path / LEDGER, wait=LEDGER_SECONDS):

@@ -6,20 +6,22 @@ and the adjoints of its outputs are known.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from t3c.certify.gains import EXACT_OUTPUTS
 from t3c.nn.hooks import taking
-from t3c.nn.inputs import Inputs, batches_of, call, evaluating
+from t3c.nn.inputs import Inputs, batches_of, call, evaluating, tensors
 from t3c.nn.layers import ElasticLayer
 from t3c.nn.view import at, elastic_layers, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.spec import LayerPoint
 
-PROBES = 24
+PROBES, LEAST_PROBES = 96, 12  # of all samples together; of each
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,58 @@ class LayerSensitivity:
     def squared_drift(self, point: LayerPoint) -> float:
         """Mean over samples of (||J dW a|| / ||z||)^2 when the weight moves to `point`."""
         change = self.weight.weight_at(point) - self.weight.dense
+        along: list[Tensor | float] = [0.0] * len(self.uses)
+        for layer, places, inputs in self.batches:
+            moved = layer.apply_weight(inputs, change).flatten().chunk(len(places))
+            for (sample, use), move in zip(places, moved, strict=True):
+                along[sample] = along[sample] + self.uses[sample][use].adjoints @ move
         total = 0.0
-        for uses, norm in zip(self.uses, self.output_norms, strict=True):
-            moved = [use.layer.apply_weight(use.input, change).flatten() for use in uses]
-            along = [use.adjoints @ move for use, move in zip(uses, moved, strict=True)]
-            if along:
-                squared = torch.stack(along).sum(0).double().square().sum()
-                total += self.probe_weight * float(squared) / norm**2
+        for sum_, norm in zip(along, self.output_norms, strict=True):
+            if isinstance(sum_, Tensor):
+                squared = float(sum_.double().square().sum())
+                total += self.probe_weight * squared / norm**2
         return total / len(self.uses)
+
+    @cached_property
+    def batches(self) -> list[tuple[ElasticLayer, list[tuple[int, int]], Tensor]]:
+        """Inputs of one shape and one layer together, with the sample and the use each is of."""
+        alike: dict[tuple[int, torch.Size], list[tuple[int, int]]] = {}
+        for sample, uses in enumerate(self.uses):
+            for index, use in enumerate(uses):
+                alike.setdefault((id(use.layer), use.input.shape), []).append((sample, index))
+        found = []
+        for places in alike.values():
+            first = self.uses[places[0][0]][places[0][1]]
+            inputs = torch.cat([self.uses[sample][use].input for sample, use in places])
+            found.append((first.layer, places, inputs))
+        return found
+
+
+class PointDrifts:
+    """Squared drift of layer points, by layer and point, each found once.
+
+    Between a layer's fewest and most bits it is reckoned: a bit less doubles the step of a grid,
+    and with it adds four times as much of what rounding drifts.
+    """
+
+    def __init__(
+        self, sensitivities: Mapping[str, LayerSensitivity], bits: Mapping[str, Sequence[int]]
+    ) -> None:
+        self.sensitivities, self.bits = sensitivities, bits
+        self.known: dict[tuple[str, LayerPoint], float] = {}
+
+    def __call__(self, name: str, point: LayerPoint) -> float:
+        fewest, most = self.bits[name][0], self.bits[name][-1]
+        if point.bits in (fewest, most):
+            return self._found(name, point)
+        low, high = (self._found(name, LayerPoint(point.rank, b)) for b in (fewest, most))
+        rounding = max(low - high, 0.0) / (4.0 ** (most - fewest) - 1)
+        return high + rounding * (4.0 ** (most - point.bits) - 1)
+
+    def _found(self, name: str, point: LayerPoint) -> float:
+        if (name, point) not in self.known:
+            self.known[name, point] = self.sensitivities[name].squared_drift(point)
+        return self.known[name, point]
 
 
 def layer_sensitivities(
@@ -72,13 +118,15 @@ def layer_sensitivities(
     weights, layers = elastic_weights(model), elastic_layers(model)
     uses: dict[str, list[tuple[Use, ...]]] = {name: [] for name in weights}
     norms: list[float] = []
+    samples = len(tensors(inputs)[0])
     scale, generator = 1.0, torch.Generator().manual_seed(seed)
     with evaluating(model), at(model, None), torch.enable_grad():
         for sample in batches_of(inputs, 1):
             with taking(layers) as runs:
                 output = call(model, sample).flatten()
             norms.append(max(float(output.detach().double().norm()), 1e-12))
-            probes, scale = _probes(output.numel(), generator)
+            count = max(LEAST_PROBES, -(-PROBES // samples))
+            probes, scale = _probes(output.numel(), count, generator)
             offsets = [run.offset for run in runs]
             rows = [
                 torch.autograd.grad(
@@ -99,9 +147,9 @@ def layer_sensitivities(
     }
 
 
-def _probes(outputs: int, generator: torch.Generator) -> tuple[Tensor, float]:
-    """Unit vectors for few outputs, random signs for many."""
+def _probes(outputs: int, count: int, generator: torch.Generator) -> tuple[Tensor, float]:
+    """Unit vectors for few outputs, `count` random signs for many."""
     if outputs <= EXACT_OUTPUTS:
         return torch.eye(outputs), 1.0
-    signs = torch.randint(0, 2, (PROBES, outputs), generator=generator) * 2.0 - 1.0
-    return signs, 1.0 / PROBES
+    signs = torch.randint(0, 2, (count, outputs), generator=generator) * 2.0 - 1.0
+    return signs, 1.0 / count

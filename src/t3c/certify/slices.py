@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from itertools import combinations
 from typing import Any
 
@@ -109,6 +109,11 @@ def _check_table(
     for name, values in (("drifts", drifts), ("flips", flips), ("bounds", bounds)):
         if values is not None and np.isnan(values).any():
             raise DataError(f"{name} must not be NaN")
+
+
+def digest(keys: Sequence[str]) -> str:
+    """Return a hash of samples in their order, by their keys."""
+    return sha256("".join(keys).encode()).hexdigest()
 
 
 def sample_keys(arrays: Sequence[npt.NDArray[Any]]) -> list[str]:

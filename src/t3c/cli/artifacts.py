@@ -46,11 +46,17 @@ def inspect(
         f"{model.name}: {model.parameters:,} parameters, "
         f"{len(opened.manifest.layers)} elastic layers, {summary.bytes / 1e6:.3f} MB on disk"
     )
-    table = Table("profile", "size MB", "mean bits", "epsilon", *summary.devices)
+    titles = ("size MB", "mean bits", "epsilon", "quality", "drop (95%)")
+    table = Table("profile", *titles, *summary.devices)
     for row in summary.profiles:
         times = [cell(row.p50_ms.get(device), ".3f") for device in summary.devices]
         size, bits = f"{row.size_bytes / 1e6:.3f}", f"{row.mean_bits:.1f}"
-        table.add_row(row.name, size, bits, cell(row.epsilon, ".4f"), *times)
+        quality = ("-", "-")
+        if (found := row.quality) is not None:
+            low, high = found.ci95
+            drop = f"{found.drop:.4f} ({low:.4f} to {high:.4f})"
+            quality = (f"{found.metric} {found.value:.4g}", drop)
+        table.add_row(row.name, size, bits, cell(row.epsilon, ".4f"), *quality, *times)
     console.print(table)
     console.print(f"content {summary.content}{', content hashes verified' if verify else ''}")
 
@@ -73,6 +79,9 @@ def run(
     size_mb: Annotated[float | None, typer.Option(help="At most so many megabytes")] = None,
     energy_mj: Annotated[float | None, typer.Option(help="At most so many millijoules")] = None,
     drift: Annotated[float | None, typer.Option(help="At most so much relative drift")] = None,
+    max_drop: Annotated[
+        float | None, typer.Option(help="At most so much of accuracy lost, by the ledger")
+    ] = None,
     quantile: Annotated[str, typer.Option(help="Of latencies: p50, p90 or p99")] = "p50",
     engine: EngineOpt = "openvino",
     threads: ThreadsOpt = None,
@@ -80,7 +89,7 @@ def run(
     as_json: JsonOpt = False,
 ) -> None:
     """Answer one input, or go on with a text, within a budget."""
-    budget = Budget(latency_ms, size_mb, energy_mj, drift, quantile)
+    budget = Budget(latency_ms, size_mb, energy_mj, drift, max_drop, quantile)
     drawn = {"tokens": tokens, "temperature": temperature, "seed": seed}
     drawn = {name: value for name, value in drawn.items() if value is not None}
     _check_given(input, prompt, "tokenizer" if tokenizer else next(iter(drawn), None))

@@ -33,6 +33,7 @@ ObjectiveOpt = Annotated[
 LatencyOpt = Annotated[float | None, typer.Option(help="Standing budget of the model")]
 SizeOpt = Annotated[float | None, typer.Option(help="Standing budget of the size")]
 DriftOpt = Annotated[float | None, typer.Option(help="Standing cap on drift")]
+MaxDropOpt = Annotated[float | None, typer.Option(help="Standing cap on measured loss")]
 ProfileOpt = Annotated[
     str | None, typer.Option(help="Serve this one whatever the load, unless asked")
 ]
@@ -85,6 +86,7 @@ def serve(
     latency_ms: LatencyOpt = None,
     size_mb: SizeOpt = None,
     drift: DriftOpt = None,
+    max_drop: MaxDropOpt = None,
     profile: ProfileOpt = None,
     watch: WatchOpt = None,
     monitor: MonitorOpt = False,
@@ -118,9 +120,9 @@ def serve(
 
     limits = Limits(rate=rate, waiting=waiting, body_mb=body_mb, json_mb=json_mb, rows=rows)
     config = ServeConfig(
-        objective_ms=objective_ms, budget=Budget(latency_ms, size_mb, None, drift), lanes=lanes,
-        batch=batch, fixed=profile, watch=tuple(watch or ()), drain_seconds=drain_seconds,
-        dwell=dwell_seconds, shadow=shadow, limits=limits,
+        objective_ms=objective_ms, budget=Budget(latency_ms, size_mb, None, drift, max_drop),
+        lanes=lanes, batch=batch, fixed=profile, watch=tuple(watch or ()), limits=limits,
+        drain_seconds=drain_seconds, dwell=dwell_seconds, shadow=shadow,
     )  # fmt: skip
     origin = Origin(artifact, engine, threads, memory_mb, MonitorConfig() if monitor else None)
     address, token = Address(host, port, tuple(allow_host or ())), _token(token_file)

@@ -60,9 +60,10 @@ def print_standing(shown: Told, console: Console, quantile: str) -> None:
     for warning in shown.warnings:
         console.print(f"warning: {warning}")
     if shown.explain:
-        table = Table("profile", f"{quantile} ms", "with guard", "size MB", "epsilon", "why")
+        titles = (f"{quantile} ms", "with guard", "size MB", "epsilon", "drop", "why")
+        table = Table("profile", *titles)
         for row in shown.explain:
-            figures = (row.latency_ms, row.with_guard_ms, row.size_mb, row.epsilon)
+            figures = (row.latency_ms, row.with_guard_ms, row.size_mb, row.epsilon, row.drop)
             table.add_row(row.profile, *(cell(figure, ".4f") for figure in figures), row.why)
         console.print(table)
 

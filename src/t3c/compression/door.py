@@ -22,6 +22,7 @@ from t3c.compression.stages import Stages
 from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, replacing, writing
+from t3c.measure.memory import keep_freed
 from t3c.nn.inputs import select
 from t3c.report.progress import Show
 
@@ -83,6 +84,7 @@ def compress(
     >>> print(made)  # doctest: +SKIP
     """
     started = time.monotonic()
+    keep_freed()
     out = Path(out)
     _check_asked(out, minutes, max_drop, length)
     work = out.with_name(out.name + WORK)
@@ -101,7 +103,7 @@ def compress(
         held = None if test is None else read_data(source, test, length=length, watch=show.watch)
         parts = split(samples, held)
         source = source.like(select(parts.train.inputs, slice(0, 2)))
-        plan = plan_run(source, parts, minutes, time.monotonic() - started)
+        plan = plan_run(source, parts, minutes, started)
         for line in plan.lines():
             show.say(line)
         with writing(work, ArtifactError):

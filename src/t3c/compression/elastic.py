@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from t3c.artifact.devices import LayerTiming
+from t3c.certify.sensitivity import LayerSensitivity, layer_sensitivities
 from t3c.compression.choice import Choice
-from t3c.convert import ElasticConfig, Report, elasticize_, smooth_
-from t3c.device.execution import example_inputs
-from t3c.device.machine import describe
-from t3c.device.measured import time_sessions
+from t3c.convert import ElasticConfig, Report, elasticize_, smooth_, state_of
+from t3c.device.measured import time_layer
 from t3c.engines import Engine
 from t3c.errors import ConvertError, DataError
-from t3c.exporter import content
-from t3c.exporter.allocate import Allocated
-from t3c.exporter.described import Described
-from t3c.graph.assemble import assemble
-from t3c.nn.inputs import Inputs, select, tensors
-from t3c.spec import Factorization, Form, ProfileChain
-from t3c.train.targets import find_path
+from t3c.nn.inputs import Inputs, select
+from t3c.nn.view import elastic_weights
+from t3c.spec import MAX_BITS, Factorization, Form, LayerPoint
 
-STATISTICS = 512  # samples that factors are fitted to
-PROBED = 32  # samples that two factorizations are compared on
-ALIKE = 0.1  # first-order drift at which they are compared
-ROUNDS = 40
+STATISTICS = 256  # samples that factors are fitted to
+PROBED = 16  # samples that two factorizations are compared on
+WAYS = (Factorization.TUCKER1, Factorization.TUCKER2)
+LEVELS = 16  # drifts that they are compared at
 KERNELS = (nn.Conv1d, nn.Conv2d)
 # Ranks at multiples of a sixteenth: where a layer starts to pay differs by geometry, and the
 # device's table says where. Bits down to 4, since second-order rounding keeps 4 useful.
@@ -41,76 +40,108 @@ STORED = 0.8  # of the dense weights, what factors of a layer may take
 Watch = Callable[[str, int, int], object]
 
 
-def kernels_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of convolutions wider than a point, not in groups."""
-    return tuple(
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, KERNELS) and max(module.kernel_size) > 1 and module.groups == 1
-    )
+def kernels_of(model: nn.Module) -> list[list[str]]:
+    """Return the names of convolutions wider than a point and not in groups, alike together."""
+    found: dict[tuple[object, ...], list[str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, KERNELS) and max(module.kernel_size) > 1 and module.groups == 1:
+            shape = (*module.weight.shape, *module.stride, *module.dilation)
+            found.setdefault(shape, []).append(name)
+    return list(found.values())
 
 
-def config_for(convolution: Factorization, **changes: Any) -> ElasticConfig:
-    """Return how the door makes a model elastic, with one factorization of kernels."""
+def config_for(kernels: Mapping[str, Factorization], **changes: Any) -> ElasticConfig:
+    """Return how the door makes a model elastic, with the factorizations of its kernels."""
     settings: dict[str, Any] = {
-        "convolution": convolution, "rank_fractions": RANKS, "bits": BITS, "store_ratio": STORED,
+        "kernels": kernels, "convolution": Factorization.TUCKER1, "rank_fractions": RANKS,
+        "bits": BITS, "store_ratio": STORED,
     }  # fmt: skip
     return ElasticConfig(**(settings | changes))
 
 
-def choose_factorization(
+def choose_kernels(
     model: nn.Module, example: Inputs, batches: Sequence[Inputs], engine: Engine
-) -> tuple[Factorization, Choice | None]:
-    """Return how kernels are factored: in the whole network, whichever is faster at equal drift.
+) -> tuple[dict[str, Factorization], Choice | None]:
+    """Return how each kernel is factored: whichever takes less time for the same drift.
 
-    Both are made of all kernels at once, their ranks allocated to one first-order drift, and timed
-    in turns with each other on the engine.
+    Of kernels that are alike one is tried.
     """
-    names = kernels_of(model)
-    if not names:
-        return Factorization.TUCKER1, None
-    sessions, few = {}, batches[: max(1, PROBED // len(tensors(batches[0])[0]))]
-    for way in (Factorization.TUCKER1, Factorization.TUCKER2):
-        trial = copy.deepcopy(model)
-        config = config_for(way, include=names, bits=(8,), metric="inputs")
+    shapes = kernels_of(model)
+    first = tuple(names[0] for names in shapes)
+    samples = select(batches[0], slice(0, PROBED)) if shapes else None
+    trials = {}
+    for way in WAYS if samples is not None else ():
+        trials[way] = copy.deepcopy(model)
+        config = config_for({}, convolution=way, include=first, bits=(MAX_BITS,), metric="inputs")
         try:
-            elasticize_(trial, example, config, calibration=few)
+            elasticize_(trials[way], example, config, calibration=[samples])
         except ConvertError:
-            return Factorization.TUCKER1, None  # no kernel is worth a rank
-        profile = _at_drift(trial, few[0], ALIKE)
-        traced = content.topology(trial)
-        packed = content.pack(Described(trial, traced, "trial"), Allocated.of(profile))
-        draft = content.ranged(packed, select(few[0], slice(0, 8)))
-        top = draft.manifest.chain.top
-        forms = {
-            name: Form.FACTORED if Form.FACTORED in spec.forms(top.points[name]) else Form.DENSE
-            for name, spec in draft.manifest.specs.items()
-        }
-        bits = describe(engine).weight_bits
-        graph = assemble(draft, top, forms, draft.ranges(top.name), bits)
-        sessions[str(way)] = engine.compile(graph)
-        inputs = example_inputs(draft)
-    times = time_sessions(sessions, inputs, ROUNDS)
-    tried = {name: latency.p50 for name, latency in times.items()}
-    taken = min(tried, key=tried.__getitem__)
+            return {}, None  # no kernel is worth a rank
+    if samples is None:
+        return {}, None
+    sensitivities = layer_sensitivities(trials[WAYS[0]], samples)
+    better = {
+        name: _relative_times(trials, sensitivities[name], name, engine)
+        for name in first
+        if name in sensitivities  # small ones are left as they are
+    }
+    chosen = {
+        name: min(better[names[0]], key=better[names[0]].__getitem__)
+        for names in shapes
+        if names[0] in better
+        for name in names
+    }
+    tried = {str(way): float(np.mean([times[way] for times in better.values()])) for way in WAYS}
+    counts = Counter(str(way) for way in chosen.values())
     found = Choice(
-        what="kernels are factored by", tried=tried, unit="ms", taken=taken,
-        why=f"all kernels at a first-order drift of {ALIKE:g}",
+        what="kernels are factored by", tried=tried, unit="of the time of dense, at equal drift",
+        taken=" and ".join(f"{way} in {n}" for way, n in counts.items()),
+        why=f"one of each of {len(better)} shapes was timed",
     )  # fmt: skip
-    return Factorization(taken), found
+    return chosen, found
 
 
-def _at_drift(model: nn.Module, samples: Inputs, drift: float) -> ProfileChain:
-    """Return the cheapest profile by counted work that drifts at most so much."""
-    path = find_path(model, samples, 0.0)
-    return ProfileChain((path.profile(path.within(drift), "trial"),))
+def _relative_times(
+    trials: Mapping[Factorization, nn.Module],
+    sensitivity: LayerSensitivity,
+    name: str,
+    engine: Engine,
+) -> dict[Factorization, float]:
+    """Return what a layer takes of its dense time, in the mean over drifts that all ways reach."""
+    curves: dict[Factorization, list[tuple[float, float]]] = {}
+    for way, trial in trials.items():
+        plan = next(p for p in state_of(trial).plan.layers if p.spec.name == name)
+        mine = replace(sensitivity, weight=elastic_weights(trial)[name])
+        ranks = plan.ranks[:-1]
+        curves[way] = [
+            (mine.squared_drift(LayerPoint(t.rank, MAX_BITS)), _share(t))
+            for t in time_layer(engine, plan.spec, ranks)
+        ]
+    known = {way: curve for way, curve in curves.items() if curve}
+    if not known:
+        return dict.fromkeys(trials, 1.0)
+    least = max(min(drift for drift, _ in curve) for curve in known.values())
+    most = max(drift for curve in known.values() for drift, _ in curve)
+    levels = np.geomspace(max(least, 1e-12), max(most, 1e-12), LEVELS)
+    return {
+        way: float(np.mean([_least_time(curves[way], level) for level in levels])) for way in trials
+    }
+
+
+def _least_time(curve: Sequence[tuple[float, float]], drift: float) -> float:
+    """Return the least time that drifts no more; 1 where only dense does."""
+    return min((time for found, time in curve if found <= drift * (1 + 1e-9)), default=1.0)
+
+
+def _share(timing: LayerTiming) -> float:
+    return min(timing.ms.values()) / timing.ms[Form.DENSE]
 
 
 def make_elastic(
     model: nn.Module,
     example: Inputs,
     batches: Sequence[Inputs],
-    convolution: Factorization,
+    kernels: Mapping[str, Factorization],
     *,
     smooth: bool,
     watch: Watch = lambda what, done, total: None,
@@ -122,7 +153,7 @@ def make_elastic(
     if smooth:
         smooth_(model, batches)
     return elasticize_(
-        model, example, config_for(convolution), calibration=batches,
+        model, example, config_for(kernels), calibration=batches,
         on_layer=lambda done, total, name: watch(f"converting {name}", done, total),
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""How a task's quality is judged, and the original and its views as functions of arrays."""
+"""How a task's quality is judged, and what views of the model lose by it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,10 +11,11 @@ from torch import nn
 from t3c.compression.data import Data
 from t3c.compression.source import Source, Task
 from t3c.convert import state_of
-from t3c.evidence.quality import MAX_DROP, Array, Judge, Metric, Outputs, Run
-from t3c.nn.inputs import Inputs, call
+from t3c.evidence.quality import MAX_DROP, Array, Judge, Outputs
+from t3c.nn.inputs import call, evaluating
 from t3c.nn.view import at
-from t3c.spec import Profile
+from t3c.spec import Metric, Profile
+from t3c.train.precision import multiplying
 
 BATCH = 32
 
@@ -40,41 +41,33 @@ def _output_shape(source: Source) -> tuple[int, ...]:
     return tuple(call(source.model, source.example).shape[1:])
 
 
-def run_original(model: nn.Module, example: Inputs) -> Run:
-    """Return the original in torch as a function of arrays."""
-
-    @torch.no_grad()
-    def run(arrays: list[Outputs]) -> Outputs:
-        values = tuple(torch.from_numpy(value) for value in arrays)
-        if isinstance(example, Mapping):
-            return call(model, dict(zip(example, values, strict=True))).numpy()
-        return call(model, values[0] if isinstance(example, torch.Tensor) else values).numpy()
-
-    return run
-
-
 @torch.no_grad()
-def view_losses(model: nn.Module, profile: Profile | None, data: Data, judge: Judge) -> Array:
-    """Return the expected loss of each sample (n,) for a profile of an elastic model in torch.
+def view_losses(
+    model: nn.Module, profiles: Sequence[Profile], data: Data, judge: Judge
+) -> Iterator[Array]:
+    """Yield the expected loss of each sample (n,) for the original, then for each profile in torch.
 
-    Samples go in batches, since a profile's weights are put together for each call; `None` is the
-    original.
+    Samples go in batches, since a profile's weights are put together for each call.
     """
-    kept: list[tuple[Outputs, Outputs]] = []
-    losses: list[Array] = []
-    for start in range(0, len(data), BATCH):
-        part = slice(start, start + BATCH)
-        inputs = data.at(part).inputs
-        wanted = call(state_of(model).original, inputs).numpy()
-        answered = wanted
-        if profile is not None:
-            with at(model, profile):
-                answered = call(model, inputs).numpy()
-        if judge.metric is Metric.PERPLEXITY:  # logits of all texts are too large to hold
-            losses.append(judge.at(part).losses(answered, wanted))
-        else:
-            kept.append((answered, wanted))
-    if losses:
-        return np.concatenate(losses)
-    answers, original = (np.concatenate(column) for column in zip(*kept, strict=True))
-    return judge.expected_losses(answers, original)
+    parts = [slice(start, start + BATCH) for start in range(0, len(data), BATCH)]
+    whole = judge.metric is not Metric.PERPLEXITY  # logits of all texts are too large to hold
+
+    def answered(part: slice) -> Outputs:
+        return call(model, data.at(part).inputs).float().numpy()
+
+    def losses(answers: Callable[[slice], Outputs], original: Outputs | None) -> Array:
+        if original is None:
+            found = [judge.at(part).losses(given := answers(part), given) for part in parts]
+            return np.concatenate(found)
+        return judge.expected_losses(np.concatenate([answers(part) for part in parts]), original)
+
+    def original(part: slice) -> Outputs:
+        return call(state_of(model).original, data.at(part).inputs).numpy()
+
+    reference = np.concatenate([original(part) for part in parts]) if whole else None
+    yield (
+        losses(original, None) if reference is None else judge.expected_losses(reference, reference)
+    )
+    for profile in profiles:
+        with evaluating(model), at(model, profile), multiplying("auto"):
+            yield losses(answered, reference)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from t3c.artifact.card import write_card
 from t3c.artifact.reader import Artifact
 from t3c.compression.judging import judge_of
 from t3c.compression.stages import Stage
 from t3c.evidence.bench import Data, Result, bench
+from t3c.evidence.quality import Scorer, measure_quality
 from t3c.files import write_atomic
 from t3c.report.page import render_report
 from t3c.runtime.runtime import load
@@ -21,23 +23,30 @@ if TYPE_CHECKING:
     from t3c.compression.pipeline import Compression
 
 ARTIFACT, ORIGINAL, TEST = "artifact.t3c", "original.onnx", "test.npz"
-ROUNDS = 200
+ROUNDS = 120
+
+
+def judge_profiles(run: Compression, exported: Path) -> None:
+    """Put the quality of every profile into the ledger: on the samples of the certificates, which
+    placed none of them."""
+    part, source = run.parts.certificate, run.source
+    runtime = load(exported / ARTIFACT, run.options.engine, run.options.threads)
+    judge = judge_of(source, part, run.options.max_drop)
+    scorer = Scorer.of(judge, part.arrays(), run.answered())
+    runtime.artifact.add_quality(measure_quality(runtime, scorer, run.show.watch))
+    write_card(runtime.artifact)
 
 
 def measure(run: Compression, exported: Path) -> Mapping[str, Any]:
     """Measure full, plain int8 and every profile on the test part, in turns."""
     artifact = Artifact(exported / ARTIFACT)
     runtime = load(exported / ARTIFACT, run.options.engine, run.options.threads)
-    calibration = run.parts.train.at(slice(0, run.calibrated)).arrays()
-    test = run.parts.test
-    plain = "ptq8w" if artifact.weight_only else "ptq8"
+    test, calibration = run.parts.test, run.parts.ranges.arrays()
+    made = {} if run.plain is None else {"ptq8w" if artifact.weight_only else "ptq8": run.plain}
+    judge = judge_of(run.source, test, run.options.max_drop)
     result = bench(
-        runtime, exported / ORIGINAL,
-        Data(
-            tuple(test.arrays()), judge_of(run.source, test, run.options.max_drop),
-            tuple(calibration),
-        ),
-        ("full", plain), transformer=run.source.reads_text, rounds=ROUNDS, say=run.show.say,
+        runtime, run.original, Data(tuple(test.arrays()), judge, tuple(calibration)),
+        ("full", *made), rounds=ROUNDS, made=made, say=run.show.say,
     )  # fmt: skip
     return {"result": result.model_dump(mode="json")}
 
@@ -47,7 +56,7 @@ def write_beside(run: Compression, exported: Stage, result: Result, out: Path) -
     work, artifact = run.stages.root, Artifact(out)
     target = work / ORIGINAL
     target.unlink(missing_ok=True)
-    target.hardlink_to(exported.folder / ORIGINAL)
+    target.hardlink_to(run.original)
     for name, part in (("test", run.parts.test), ("calibration", run.parts.certificate)):
         arrays = dict(
             zip((e.name for e in artifact.manifest.model.inputs), part.arrays(), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,42 +14,47 @@ from torch import nn
 
 from t3c.artifact.devices import LayerTiming
 from t3c.compression.choice import Choice, best, choices_of
-from t3c.compression.compare import Placing, PlainInt8, plain_int8
+from t3c.compression.compare import Placing, plain_int8
 from t3c.compression.data import Data, Parts
 from t3c.compression.elastic import (
     STATISTICS,
-    choose_factorization,
+    choose_kernels,
     keep_elastic,
     make_elastic,
     restore_elastic,
 )
-from t3c.compression.judging import judge_of, run_original, view_losses
-from t3c.compression.measure import ARTIFACT, ORIGINAL
-from t3c.compression.place import TINY_TIMES, Row
-from t3c.compression.plan import RunPlan, training_seconds
+from t3c.compression.judging import judge_of, view_losses
+from t3c.compression.measure import ARTIFACT, ORIGINAL, judge_profiles
+from t3c.compression.place import TINY_TIMES
+from t3c.compression.plan import RunPlan
 from t3c.compression.source import Source, Task
 from t3c.compression.stages import Stage, Stages
 from t3c.compression.teach import Lesson, Plan, probe, teach
-from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.convert.state import STATE
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines import Engine, open_engine
+from t3c.engines.openvino import OpenVINO
 from t3c.evidence.certify import CertifyConfig
+from t3c.evidence.drifts import model_reference
 from t3c.evidence.estimates import EstimateConfig
-from t3c.evidence.original import to_original, write_original
-from t3c.evidence.quality import Run, Scorer
+from t3c.evidence.int8 import Int8, keep_int8, kept_int8
+from t3c.evidence.original import write_original
+from t3c.evidence.quality import Scorer
+from t3c.evidence.served import Run, run_of
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.exporter.allocate import measured_shares
 from t3c.nn.inputs import Inputs
 from t3c.report.progress import Show
-from t3c.spec import Factorization, Goal, TextSpec
+from t3c.spec import Goal, TextSpec
+from t3c.train.targets import Path as Route
 from t3c.train.targets import find_path
 
-KEPT = "elastic.safetensors"
-CANDIDATES = 8  # profiles asked of the exporter; it measures twice as many to choose from
+KEPT, INT8 = "elastic.safetensors", "int8.xml"
+CANDIDATES = 6  # profiles asked of the exporter; it measures twice as many to choose from
 SIZE_WEIGHT = 0.2  # of bytes against time: profiles are placed by time, size is a by-product
 AIMS = (0.1, 0.15, 0.22, 0.32, 0.5, 0.8)  # first-order drifts that the smallest profile may have
+AIMED = 64  # samples that they are judged on
 CALIBRATION = 300  # samples that plain int8 is calibrated on, as NNCF does by default
 
 
@@ -75,9 +81,8 @@ class Compression:
     show: Show
     plan: RunPlan
     choices: list[Choice] = field(default_factory=list)
-    rows: tuple[Row, ...] = ()
-
-    calibrated: int = CALIBRATION
+    original: Path = Path(ORIGINAL)
+    plain: Int8 | None = None
 
     @cached_property
     def engine(self) -> Engine:
@@ -103,7 +108,8 @@ class Compression:
         """Carry out all stages; those that are done are read."""
         converted = self._convert()
         timed, timing = self._time(converted)
-        trained = self._train(converted, timed, timing)
+        self._int8(converted, timed)
+        trained = self._train(timed, timing)
         return self._export(trained, timed)
 
     def _convert(self) -> Stage:
@@ -111,21 +117,25 @@ class Compression:
         source, batches = self.source, self._statistics()
 
         def make(folder: Path) -> Mapping[str, Any]:
-            way, choice = choose_factorization(source.model, source.example, batches, self.engine)
+            kernels, choice = choose_kernels(source.model, source.example, batches, self.engine)
             smooth = _linears(source.model)
             make_elastic(
-                source.model, source.example, batches, way, smooth=smooth, watch=self.show.watch
+                source.model, source.example, batches, kernels, smooth=smooth, watch=self.show.watch
             )
             keep_elastic(source.model, folder / KEPT)
             chosen = [] if choice is None else [choice.model_dump()]
-            return {"convolution": str(way), "smooth": smooth, "choices": chosen}
+            return {
+                "kernels": {n: str(k) for n, k in kernels.items()},
+                "smooth": smooth,
+                "choices": chosen,
+            }
 
         stage = self.stages.run("convert", self.made_from, make)
         self.choices += choices_of(stage.result)
         if STATE not in source.model.__dict__:  # the stage was done before
             make_elastic(
                 source.model, source.example, batches[:1],
-                Factorization(stage.result["convolution"]), smooth=stage.result["smooth"],
+                stage.result["kernels"], smooth=stage.result["smooth"],
             )  # fmt: skip
             restore_elastic(source.model, stage.folder / KEPT)
         return stage
@@ -147,21 +157,45 @@ class Compression:
         layers = tuple(LayerTiming.model_validate(one) for one in stage.result["layers"])
         return Timed(layers, stage.result["activations"]), stage
 
-    def _train(self, converted: Stage, timed: Timed, timing: Stage) -> Stage:
+    def _int8(self, converted: Stage, timed: Timed) -> None:
+        """Write the original in ONNX, and make plain int8 of it to compare with."""
+
+        def make(folder: Path) -> Mapping[str, Any]:
+            write_original(self.source.model, folder / ORIGINAL, axes=self.axes)
+            if not isinstance(self.engine, OpenVINO):
+                return {"int8": None}
+            samples = self.parts.train.at(slice(0, CALIBRATION)).arrays()
+            made = plain_int8(
+                self.engine, folder / ORIGINAL, samples, transformer=self.source.reads_text,
+                weight_only=timed.activations == "float",
+            )  # fmt: skip
+            return {"int8": keep_int8(made, folder / INT8)}
+
+        stage = self.stages.run("int8", {"of": converted.key, "on": timed.activations}, make)
+        self.original = stage.folder / ORIGINAL
+        if stage.result["int8"] is not None:
+            self.plain = kept_int8(stage.folder / INT8, **stage.result["int8"])
+
+    def _train(self, timed: Timed, timing: Stage) -> Stage:
         """Aim at the profiles that will be shipped, probe, train, keep what validates better."""
         model, parts = self.source.model, self.parts
-        shares = measured_shares(state_of(model).plan.layers, timed.layers)
         held = max(8, min(128, len(parts.train) // 10))
         training = (parts.train.at(slice(held, None)), parts.train.at(slice(held)))
+        shares = measured_shares(state_of(model).plan.layers, timed.layers)
+        path = find_path(model, training[1].inputs, SIZE_WEIGHT, shares)
 
-        def lesson(goal: Goal) -> Lesson:
-            return Lesson(model, *training, self.source.task, goal, shares, self.options.seed)
+        def lesson(worst_drift: float) -> Lesson:
+            goal = _goal(worst_drift)
+            seed, task = self.options.seed, self.source.task
+            return Lesson(model, *training, task, goal, path.targets(goal), seed)
 
         def aim(folder: Path) -> Mapping[str, Any]:
-            goal, choice = self._aim(training[1], shares)
-            found = probe(lesson(goal), training_seconds(self.plan), self.show.watch)
+            choice = self._aim(training[1], path)
+            worst = float(choice.taken)
+            seconds = self.plan.left(time.monotonic() - self.plan.started)
+            found = probe(lesson(worst), seconds, self.show.watch)
             return {
-                "worst_drift": goal.worst_drift,
+                "worst_drift": worst,
                 "steps": found.steps,
                 "learning_rate": found.learning_rate,
                 "choices": [choice.model_dump(), found.choice.model_dump()],
@@ -169,7 +203,7 @@ class Compression:
 
         aimed = self.stages.run("probe", {"of": timing.key}, aim)
         self.choices += choices_of(aimed.result)
-        goal = _goal(aimed.result["worst_drift"])
+        worst = aimed.result["worst_drift"]
         planned = Plan(
             aimed.result["steps"], aimed.result["learning_rate"], choices_of(aimed.result)[-1]
         )
@@ -177,7 +211,7 @@ class Compression:
         def make(folder: Path) -> Mapping[str, Any]:
             if not planned.steps:
                 return {"choices": [], "trained": False}
-            choice = teach(lesson(goal), planned, folder / "run", self.show.watch)
+            choice = teach(lesson(worst), planned, folder / "run", self.show.watch)
             keep_elastic(model, folder / KEPT)
             return {"choices": [choice.model_dump()], "trained": True}
 
@@ -185,41 +219,35 @@ class Compression:
         self.choices += choices_of(stage.result)
         if stage.result["trained"]:
             restore_elastic(model, stage.folder / KEPT)
-        return Stage(stage.folder, stage.key, {**stage.result, "goal": aimed.result["worst_drift"]})
+        return Stage(stage.folder, stage.key, {**stage.result, "goal": worst})
 
-    def _aim(self, validation: Data, shares: Shares) -> tuple[Goal, Choice]:
+    def _aim(self, validation: Data, path: Route) -> Choice:
         """Return the drift that the smallest profile may have: where it loses what tiny may."""
-        model = self.source.model
+        validation = validation.at(slice(0, AIMED))
         judge = judge_of(self.source, validation, self.options.max_drop)
-        before = view_losses(model, None, validation, judge).mean()
         wanted = 2 * TINY_TIMES * judge.limit  # training and rounding move it; placement decides
-        tried: dict[str, float] = {}
-        path = find_path(model, validation.inputs, SIZE_WEIGHT, shares)
+        smallest = [path.profile(path.within(worst), "tiny") for worst in AIMS]
+        losses = view_losses(self.source.model, smallest, validation, judge)
+        before, tried = next(losses).mean(), dict[str, float]()
         for place, worst in enumerate(AIMS):
-            smallest = path.profile(path.within(worst), "tiny")
             self.show.watch(f"judging drifts up to {worst:g}", place, len(AIMS))
-            lost = float(view_losses(model, smallest, validation, judge).mean() - before)
+            lost = float(next(losses).mean() - before)
             tried[f"{worst:g}"] = abs(lost - wanted)
             if lost > wanted:
                 break
-        choice = best(
+        return best(
             "drift that the smallest profile may have", tried, "off the loss aimed at",
             f"{wanted:.3g}",
         )  # fmt: skip
-        return _goal(float(choice.taken)), choice
 
     def _export(self, trained: Stage, timed: Timed) -> Stage:
         """Pack, place by quality beside plain int8, certify; the folder holds the artifact."""
         source, parts, model = self.source, self.parts, self.source.model
 
         def make(folder: Path) -> Mapping[str, Any]:
-            weight_only = timed.activations == "float"
-            self.show.say("making plain int8 to compare with")
-            plain = self._plain(weight_only)
             judge = judge_of(source, parts.placement, self.options.max_drop)
-            scorer = Scorer.of(judge, parts.placement.arrays(), self._original())
-            placing = Placing(self.engine, scorer, plain, self.show.watch)
-            write_original(model, folder / ORIGINAL, axes=self.axes)
+            scorer = Scorer.of(judge, parts.placement.arrays(), self.answered())
+            placing = Placing(self.engine, scorer, self.plain, self.show.watch)
             pictures = source.pictures
             export(
                 model, folder / ARTIFACT, [parts.certificate.inputs],
@@ -229,6 +257,7 @@ class Compression:
                 text=_text(source), timed=timed, ranges=parts.ranges.inputs, place=placing,
                 say=self.show.say, watch=self.show.watch,
             )  # fmt: skip
+            judge_profiles(self, folder)
             assert placing.placed is not None
             rows = [
                 {"candidate": r.candidate, "p50": r.p50, "size": r.size, "drop": r.drop,
@@ -239,15 +268,12 @@ class Compression:
 
         return self.stages.run("export", {"of": trained.key}, make)
 
-    def _plain(self, weight_only: bool) -> PlainInt8 | None:
-        samples = self.parts.train.at(slice(0, CALIBRATION)).arrays()
-        return plain_int8(
-            self.engine, to_original(self.source.model, self.axes), samples,
-            transformer=self.source.reads_text, weight_only=weight_only,
-        )  # fmt: skip
-
-    def _original(self) -> Run:
-        return run_original(state_of(self.source.model).original, self.source.example)
+    def answered(self) -> Run:
+        """Return the original as a function of arrays, in float on the engine where that can."""
+        if isinstance(self.engine, OpenVINO):
+            read = self.engine.read(self.original.read_bytes())
+            return run_of(self.engine.compile_read(read))
+        return model_reference(state_of(self.source.model).original, self.source.example)
 
     def _statistics(self) -> list[Inputs]:
         part = self.parts.train.at(slice(0, STATISTICS))
@@ -256,12 +282,12 @@ class Compression:
     def _export_config(self, goal: Goal) -> ExportConfig:
         return ExportConfig(
             engine=self.options.engine, threads=self.options.threads, goal=goal,
-            activations="auto", in_place=True, seed=self.options.seed,
+            activations="auto", seed=self.options.seed,
             timing=CalibrationConfig(
-                rounds=60, grid=9, grid_rounds=20, busy=True, starts=False
+                rounds=45, grid=6, grid_rounds=15, busy=True, starts=False
             ),
             certificate=CertifyConfig(
-                worst_samples=0, monitor=False, estimates=EstimateConfig(samples=4, path_samples=0)
+                worst_samples=0, monitor=False, estimates=EstimateConfig(samples=2, path_samples=0)
             ),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Estimate a run before it begins: minutes of each stage, memory, samples."""
+"""What a run will take, estimated before it begins and again when training is due."""
 
 from __future__ import annotations
 
@@ -14,22 +14,39 @@ from t3c.errors import SpecError
 from t3c.nn.inputs import call, select
 
 LEAST_MINUTES = 1.0
-# Forward passes of one sample that a stage is taken for, and seconds besides: first guesses, too
-# low for ResNet-50 (converting took 227 s there, timing 398 s).
-PASSES = {"convert": 1600, "time": 2500, "export": 9000, "measure": 4000}
-FIXED = {"convert": 5.0, "time": 20.0, "export": 30.0, "measure": 10.0}
+# Seconds a stage takes besides, and forward passes of one sample in torch that it is worth; of
+# those after training also how often it runs each sample of a part on the engine, where a sample
+# takes about a quarter of what it takes in torch. From ResNet-50 and the digits' network.
+FIXED = {"convert": 8.0, "time": 15.0, "int8": 5.0, "export": 25.0, "measure": 10.0}
+PASSES = {"convert": 1500, "time": 500, "int8": 900, "export": 1800, "measure": 400}
+RUNS = {"export": (("placement", 13.0), ("certificate", 8.0)), "measure": (("test", 9.0),)}
+ENGINE = 0.25
+AFTER = ("export", "measure")  # training
 COPIES = 10  # of the weights that are in memory at once: model, original, factors, gradients
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Minutes in all, of the stages and of training, and what is held in memory."""
+    """Minutes in all, the seconds of each stage, and what is held in memory.
+
+    `started` is the clock when the run began.
+    """
 
     minutes: float
     seconds: Mapping[str, float]
-    training: float
     gigabytes: float
     samples: Mapping[str, int]
+    started: float
+
+    @property
+    def training(self) -> float:
+        """Return what the other stages leave of the minutes, as estimated at first."""
+        return max(0.0, 60 * self.minutes - sum(self.seconds.values()))
+
+    def left(self, spent: float) -> float:
+        """Return the seconds there are for training once `spent` are gone."""
+        after = sum(self.seconds[name] for name in AFTER)
+        return max(0.0, 60 * self.minutes - spent - after)
 
     def lines(self) -> tuple[str, ...]:
         """Return the plan as a user reads it."""
@@ -39,26 +56,22 @@ class RunPlan:
         return f"{plan}; at most about {self.gigabytes:.1f} GB of memory", f"samples: {samples}"
 
 
-def plan_run(source: Source, parts: Parts, minutes: float, spent: float) -> RunPlan:
+def plan_run(source: Source, parts: Parts, minutes: float, started: float) -> RunPlan:
     """Estimate the stages by a forward pass; training has what they leave of the minutes.
 
-    `spent` are the seconds that reading took.
+    `started` is the clock when reading began.
     """
     if not minutes >= LEAST_MINUTES:
         raise SpecError(f"minutes must be at least {LEAST_MINUTES:g}, got {minutes:g}")
-    one = _forward_seconds(source, parts)
-    seconds = {name: FIXED[name] + count * one for name, count in PASSES.items()}
-    training = max(0.0, 60 * minutes - spent - sum(seconds.values()))
+    one, samples = _forward_seconds(source, parts), parts.sizes()
+    seconds = {"read": time.monotonic() - started}
+    for name, fixed in FIXED.items():
+        runs = sum(times * samples[part] for part, times in RUNS.get(name, ()))
+        seconds[name] = fixed + one * (PASSES[name] + ENGINE * runs)
     weights = sum(p.numel() * p.element_size() for p in source.model.parameters())
-    held = sum(getattr(parts, name).bytes for name in parts.sizes())
-    return RunPlan(
-        minutes, seconds, training, (COPIES * weights + 2 * held) / 1e9 + 1.0, parts.sizes()
-    )
-
-
-def training_seconds(plan: RunPlan) -> float:
-    """Return what is left for training once the other stages have had their estimate."""
-    return plan.training
+    held = sum(getattr(parts, name).bytes for name in samples)
+    gigabytes = (COPIES * weights + 2 * held) / 1e9 + 1.0
+    return RunPlan(minutes, seconds, gigabytes, samples, started)
 
 
 @torch.no_grad()

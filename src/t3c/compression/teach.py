@@ -16,13 +16,12 @@ from t3c.certify.drift import relative_drift
 from t3c.compression.choice import Choice
 from t3c.compression.data import Data
 from t3c.compression.source import Task
-from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.nn.inputs import Inputs, call, evaluating, select, tensors
 from t3c.nn.view import at
 from t3c.spec import Goal, Profile
 from t3c.train import Keep, Objective, TrainConfig, fit
-from t3c.train.targets import find_targets
+from t3c.train.targets import Targets
 from t3c.train.validate import shown
 
 RATES = (3e-5, 1e-4, 3e-4)  # tried; published recovery of compressed networks lies between
@@ -48,14 +47,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A model with the data it is trained on, the profiles aimed at, what their points take."""
+    """A model with the data it is trained on and the profiles aimed at."""
 
     model: nn.Module
     train: Data
     validation: Data
     task: Task
     goal: Goal
-    shares: Shares
+    targets: Targets
     seed: int
 
     def batches(self) -> DataLoader[tuple[Tensor, ...]]:
@@ -91,8 +90,7 @@ class Lesson:
 
     def profiles(self) -> list[Profile]:
         """Return the profiles that validation looks at."""
-        first = select(self.train.inputs, slice(0, 16))
-        chain = find_targets(self.model, first, self.goal, self.shares).profiles
+        chain = self.targets.profiles
         below = [profile for profile in shown(chain) if profile is not chain.top]
         return below or [chain.top]
 
@@ -128,7 +126,7 @@ def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
     for place, rate in enumerate(RATES):
         watch(f"trying a learning rate of {rate:g}", place, len(RATES))
         trial = replace(lesson, model=copy.deepcopy(lesson.model))
-        fit(trial.model, trial.batches(), trial.config(steps, rate), shares=lesson.shares)
+        fit(trial.model, trial.batches(), trial.config(steps, rate), targets=lesson.targets)
         tried[f"{rate:g}"] = drift_of(trial.model, profiles, lesson.validation)
     taken = min(tried, key=tried.__getitem__)
     if taken == "untrained":
@@ -143,7 +141,7 @@ def teach(lesson: Lesson, plan: Plan, folder: Path, watch: Watch) -> Choice:
     saved = {name: value.detach().clone() for name, value in lesson.model.named_parameters()}
     fit(
         lesson.model, lesson.batches(), lesson.config(plan.steps, plan.learning_rate),
-        keep=Keep(folder, resume=True), shares=lesson.shares,
+        keep=Keep(folder, resume=True), targets=lesson.targets,
         on_step=lambda step, _: watch("training once", step + 1, plan.steps),
     )  # fmt: skip
     after = drift_of(lesson.model, profiles, lesson.validation)
@@ -165,7 +163,7 @@ def _step_seconds(lesson: Lesson) -> float:
     trial = replace(lesson, model=copy.deepcopy(lesson.model))
     ends: list[float] = []
     fit(
-        trial.model, trial.batches(), trial.config(3, RATES[0]), shares=lesson.shares,
+        trial.model, trial.batches(), trial.config(3, RATES[0]), targets=lesson.targets,
         on_step=lambda step, _: ends.append(time.perf_counter()),
     )  # fmt: skip
     return max(1e-3, (ends[-1] - ends[0]) / 2)

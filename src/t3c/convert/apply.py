@@ -31,7 +31,7 @@ from t3c.spec import Factorization, LayerSpec
 SAME = 1e-3  # how far full rank in float32 may be from the original
 MOMENT_BYTES = 2 << 30  # of second moments held at once; more take another pass over the data
 
-ADJOINT_SAMPLES = 128  # that a layer's use is learned from
+ADJOINT_SAMPLES = 64  # that a layer's use is learned from
 WIDEST = 2048  # outputs of a layer whose use is learned: a larger moment takes long to decompose
 WIDTHS = 4  # outputs for each sample, at the most: a moment of fewer is mostly chance
 

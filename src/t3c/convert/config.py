@@ -35,7 +35,8 @@ class ElasticConfig:
     match a layer. `store_ratio` caps factored ranks: the factored copy of a layer takes at most
     this share of its dense weights, so that an artifact with both stays under 1.4 times its
     largest profile; `rank_caps` caps them by role, as a share of full rank (paper E.2).
-    `convolution` is how kernels wider than a point are factored. `rank_tied_bits` ties bits to the
+    `convolution` is how kernels wider than a point are factored, `kernels` those of some layers by
+    name. `rank_tied_bits` ties bits to the
     rank, None offers them freely.
     `metric` says what factors are made to suit where there is calibration data: a layer's `inputs`,
     or `both` these and what the network's output does with the layer's. `balance` is how much of
@@ -53,6 +54,7 @@ class ElasticConfig:
     exclude: tuple[str, ...] = ()
     rank_caps: Mapping[str, float] = field(default_factory=dict)
     convolution: Factorization = Factorization.TUCKER2
+    kernels: Mapping[str, Factorization] = field(default_factory=dict)
     rank_tied_bits: RankTiedBits | None = None
     metric: Literal["inputs", "both"] = "both"
     balance: float = 0.0
@@ -73,10 +75,12 @@ class ElasticConfig:
             raise SpecError(f"tile must be at least 1, got {self.tile}")
         if not 0 < self.store_ratio <= 1:
             raise SpecError(f"store_ratio must be in (0, 1], got {self.store_ratio:g}")
-        if self.convolution not in KERNELS:
-            known = ", ".join(KERNELS)
-            raise SpecError(f"convolution must be one of {known}, got {self.convolution}")
+        for kernel in (self.convolution, *self.kernels.values()):
+            if kernel not in KERNELS:
+                raise SpecError(f"convolution must be one of {', '.join(KERNELS)}, got {kernel}")
         object.__setattr__(self, "convolution", Factorization(self.convolution))
+        kernels = {name: Factorization(kernel) for name, kernel in self.kernels.items()}
+        object.__setattr__(self, "kernels", MappingProxyType(kernels))
         if self.metric not in ("inputs", "both"):
             raise SpecError(f"metric is 'inputs' or 'both', got {self.metric!r}")
         if not 0 <= self.balance <= 1 or (self.balance and self.spectral):

@@ -242,7 +242,7 @@ def _factorization(spec: LayerSpec, config: ElasticConfig) -> Factorization:
     """SVD for matrices, and for kernels whose inputs are too few to reduce or come in groups."""
     if prod(spec.kernel) == 1 or spec.groups > 1 or spec.in_channels <= config.tile:
         return Factorization.SVD
-    return config.convolution
+    return config.kernels.get(spec.name, config.convolution)
 
 
 def _ladder(spec: LayerSpec, config: ElasticConfig, cap: float) -> dict[float, int]:

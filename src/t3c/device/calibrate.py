@@ -93,9 +93,7 @@ def calibrate(
     run = _Run(artifact, engine, config or CalibrationConfig(), journal or Journal(None, {}), watch)
     settle(run.quiet)
     with pinned(engine.threads) if run.config.pin else nullcontext():
-        layers = run.layers() if timings is None else tuple(timings)
-        table = DeviceTable(content=artifact.content, device=run.device, layers=layers, profiles={})
-        table = table.model_copy(update={"groups": run.groups(table)})
+        table = run.table(timings)
         chain = timed_profiles(artifact, table)
         grid = timed_grid(artifact, table, chain, run.config.grid, run.config.seed)
         sweeps, lots = run.measure(chain, grid)
@@ -116,6 +114,17 @@ def calibrate(
         "starts": starts, "conditions": run.conditions(), "energy": energy, "energy_mj": mine,
     }  # fmt: skip
     return table.model_copy(update=update)
+
+
+def layer_table(
+    artifact: Artifact,
+    engine: Engine,
+    timings: Sequence[LayerTiming],
+    config: CalibrationConfig,
+    watch: Watch,
+) -> DeviceTable:
+    """Return what forms are chosen by, layers and groups of them; no profile is timed."""
+    return _Run(artifact, engine, config, Journal(None, {}), watch).table(timings)
 
 
 def about(artifact: Artifact, engine: Engine, config: CalibrationConfig) -> dict[str, object]:
@@ -148,6 +157,13 @@ class _Run:
     def conditions(self) -> Conditions:
         """Return the conditions of all measurements, those of an earlier process included."""
         return combined(self.before, self.quiet.conditions)
+
+    def table(self, timings: Sequence[LayerTiming] | None) -> DeviceTable:
+        """Return the table of layers, as known or as measured, and of groups of them."""
+        layers = self.layers() if timings is None else tuple(timings)
+        content, device = self.artifact.content, self.device
+        table = DeviceTable(content=content, device=device, layers=layers, profiles={})
+        return table.model_copy(update={"groups": self.groups(table)})
 
     def layers(self) -> tuple[LayerTiming, ...]:
         """Every layer at the ranks profiles run it at, in each form."""

@@ -1,123 +1,203 @@
-"""Layer points timed where they stand: what the whole network takes with them and without.
+"""Layer points timed where they stand: by what the network's operations take, all layers at once.
 
 A layer timed alone has its weights in the caches and pays for a call of its own; in the network it
-runs between others. What a rank saves there is what a budget gets.
+runs between others. One compiled network tells the times of all its layers, so there are as many
+compilations as a layer has ranks, however many layers there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
+
+import numpy as np
 
 from t3c.artifact.devices import LayerTiming
+from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_layer
 from t3c.artifact.reader import Artifact
 from t3c.device.execution import Execution, example_inputs
 from t3c.device.grid import widest_ranges
 from t3c.device.machine import describe
-from t3c.device.measured import Watch, exact, runners, time_sessions
-from t3c.engines import Engine, Session
-from t3c.measure.latency import paced
-from t3c.measure.quiet import Quiet
-from t3c.spec import Form, Latency, LayerSpec, Profile
+from t3c.device.measured import Watch
+from t3c.engines import Counting, Engine, Operations
+from t3c.measure.quiet import Quiet, slowdown
+from t3c.spec import Form, LayerSpec, Profile
 
-ROUNDS = 40  # at the least: short networks are timed more often
-LOT = 8  # networks compiled at the same time, besides the whole one
-CHANCE = 0.005  # of the network's time
-LEAST = 0.05  # of a layer's dense time: what a point takes at the least
-Variant = tuple[int, Form]
+ROUNDS, MOST_ROUNDS = 24, 300  # of each network; as many as fit into its time
+SECONDS = 0.6
+WARM = 3  # runs before the first that counts
+LEAST = 0.01  # of a layer's dense time: what a point takes at the least
+Times = dict[str, float]  # milliseconds of one run of each layer
+Found = dict[tuple[str, int, Form], list[float]]
 
 
 def time_in_place(
     artifact: Artifact,
     engine: Engine,
-    alone: Sequence[LayerTiming],
     *,
     quiet: Quiet | None = None,
     watch: Watch = lambda what, done, total: None,
-) -> tuple[LayerTiming, ...]:
-    """Times of layer points as the network has them, from those that were timed `alone`.
+) -> tuple[LayerTiming, ...] | None:
+    """Times of layer points in the network; None of an engine that does not tell them all.
 
-    `artifact` stores every rank of them. The time of the network at full rank is shared out among
-    its layers as they take it alone; a point takes that, and what the network takes more or less
-    with it. Layers of one geometry are exchanged together and share the difference. Chance is
-    smoothed out: a higher rank gains no more than a lower one, and a difference as small as that
-    between two compilations of one network is none.
+    `artifact` stores every rank, in as many profiles as the layer with most ranks has of them.
+    Each profile runs once in each form, in turns with the network at full rank, which levels a
+    machine that becomes slower. Layers of one geometry take the median of theirs, and a higher
+    rank no less than a lower one.
     """
-    specs, places = artifact.manifest.specs, _Places(artifact, engine, quiet)
-    wanted: dict[LayerSpec, list[str]] = {}
-    for name, spec in specs.items():
-        wanted.setdefault(replace(spec, name="", aligned=(), unaligned=()), []).append(name)
-    gains: dict[str, dict[Variant, float]] = {}
-    for index, names in enumerate(wanted.values()):
-        watch(f"timing in place: {names[0]}", index, len(wanted))
-        variants = [
-            (t.rank, form)
-            for t in alone
-            if t.layer == names[0] and t.rank < specs[names[0]].full_rank
-            for form in t.ms
-            # Weights of one geometry need not all have an aligned form.
-            if form is not Form.DENSE
-            and all(form in specs[name].forms(exact(t.rank)) for name in names)
-        ]
-        runs = sum(specs[name].runs for name in names)
-        found = {v: gain / runs for v, gain in places.gains(names, variants).items()}
-        gains |= dict.fromkeys(names, found)
-    watch("timing in place", len(wanted), len(wanted))
-    whole = sum(spec.runs * _dense(alone, name) for name, spec in specs.items())
-    scale = places.whole_ms / whole
-    return tuple(_placed(t, scale * _dense(alone, t.layer), gains[t.layer]) for t in alone)
+    if not isinstance(engine, Counting):
+        return None
+    specs, chain = artifact.manifest.specs, list(artifact.manifest.chain)
+    network = _Network(artifact, engine, engine, quiet)
+    dense = network.dense
+    if not all(dense[name] > 0 for name in specs):
+        return None
+    found: Found = {}
+    wanted = [(p, form) for p in chain[:-1] for form in (Form.FACTORED, Form.ALIGNED)]
+    for index, (profile, form) in enumerate(wanted):
+        watch("timing layers in place", index, len(wanted))
+        forms = {name: form if _below(specs[name], profile, form) else Form.DENSE for name in specs}
+        if form not in forms.values():
+            continue
+        times = network.timed(profile, forms)
+        for name in specs:
+            if forms[name] is form:
+                key = name, profile.points[name].rank, form
+                found.setdefault(key, []).append(times[name])
+    watch("timing layers in place", len(wanted), len(wanted))
+    return tuple(_timings(specs, chain, dense, found))
 
 
-class _Places:
-    """The network of an artifact, to be run with some of its layers at other points."""
+def _below(spec: LayerSpec, profile: Profile, form: Form) -> bool:
+    """Return whether a layer is below full rank in a profile and can run in a form."""
+    point = profile.points[spec.name]
+    return point.rank < spec.full_rank and form in spec.forms(point)
 
-    def __init__(self, artifact: Artifact, engine: Engine, quiet: Quiet | None) -> None:
-        self.artifact, self.engine, self.quiet = artifact, engine, quiet
-        self.points = artifact.manifest.chain.top.points
+
+class _Network:
+    """The network of an artifact, run at full rank and beside that in other forms."""
+
+    def __init__(
+        self, artifact: Artifact, engine: Engine, counting: Counting, quiet: Quiet | None
+    ) -> None:
+        self.artifact, self.counting, self.quiet = artifact, counting, quiet
         self.ranges, self.inputs = widest_ranges(artifact), example_inputs(artifact)
         self.bits = describe(engine).weight_bits
-        self.whole = self._compiled((), 0, Form.DENSE)
-        self.whole_ms = self._timed({})["whole"].p50
+        self.layers = _nodes(artifact)
+        self.runs = {name: spec.runs for name, spec in artifact.manifest.specs.items()}
+        top = artifact.manifest.chain.top
+        self.whole = self._compiled(top, dict.fromkeys(top.points, Form.DENSE))
+        self.rounds = ROUNDS
+        (first,) = self._sampled([self.whole])
+        seconds = median(map(sum, zip(*first.values(), strict=True))) / 1e3
+        self.rounds = int(np.clip(SECONDS / max(seconds, 1e-6), ROUNDS, MOST_ROUNDS))
+        (again,) = self._sampled([self.whole])
+        self.dense = _middle(again)
 
-    def gains(self, names: Sequence[str], variants: Sequence[Variant]) -> dict[Variant, float]:
-        """By how many milliseconds the network is faster with these layers at each variant."""
-        found: dict[Variant, float] = {}
-        for start in range(0, len(variants), LOT):
-            lot = variants[start : start + LOT]
-            times = self._timed({str(v): self._compiled(names, *v) for v in lot})
-            found |= {v: times["whole"].p50 - times[str(v)].p50 for v in lot}
-        least = CHANCE * self.whole_ms
-        return {v: gain if abs(gain) > least else 0.0 for v, gain in _falling(found).items()}
+    def timed(self, profile: Profile, forms: Mapping[str, Form]) -> Times:
+        """Return what each layer takes in a profile, at the speed full rank was timed at."""
+        other = self._compiled(profile, forms)
+        repeated = 0
+        while True:
+            start = self.quiet.read() if self.quiet else None
+            whole, times = self._sampled([self.whole, other])
+            taken = _middle(whole)
+            speed = sum(taken.values()) / sum(self.dense.values())
+            if self.quiet is None or start is None:
+                break
+            before = {"whole": list(self.dense.values())}
+            slower = slowdown({"whole": list(taken.values())}, [before])
+            if self.quiet.keeps(self.quiet.judge(start, slower), repeated):
+                break
+            repeated += 1
+        return {name: ms / speed for name, ms in _middle(times).items()}
 
-    def _timed(self, sessions: Mapping[str, Session]) -> dict[str, Latency]:
-        together = {"whole": self.whole, **sessions}
-        rounds = paced(runners(together, self.inputs), ROUNDS)
-        return time_sessions(together, self.inputs, rounds, quiet=self.quiet)
+    def _compiled(self, profile: Profile, forms: Mapping[str, Form]) -> Operations:
+        execution = Execution(profile, forms, self.ranges)
+        return self.counting.operations(execution.graph(self.artifact, self.bits))
 
-    def _compiled(self, names: Sequence[str], rank: int, form: Form) -> Session:
-        points = {**self.points, **{name: exact(rank) for name in names}}
-        forms = dict.fromkeys(points, Form.DENSE) | dict.fromkeys(names, form)
-        execution = Execution(Profile("in place", points), forms, self.ranges)
-        return self.engine.compile(execution.graph(self.artifact, self.bits))
+    def _sampled(self, compiled: Sequence[Operations]) -> list[dict[str, list[float]]]:
+        """Return each layer's times in every round of each network, run in turns."""
+        found: list[dict[str, list[float]]] = [{n: [] for n in self.runs} for _ in compiled]
+        for count in range(WARM + self.rounds):
+            for place, one in enumerate(compiled):
+                times = dict.fromkeys(self.runs, 0.0)
+                for names, ms in one.run(self.inputs).items():
+                    layer = _layer_of(names, self.layers)
+                    if layer is not None:
+                        times[layer] += ms / self.runs[layer]
+                if count >= WARM:
+                    for name, ms in times.items():
+                        found[place][name].append(ms)
+        return found
 
 
-def _falling(gains: Mapping[Variant, float]) -> dict[Variant, float]:
-    """The gains nearest to these, in squares, that do not rise with the rank of a form."""
-    from scipy.optimize import isotonic_regression
-
-    found: dict[Variant, float] = {}
-    for form in {form for _, form in gains}:
-        mine = sorted(v for v in gains if v[1] is form)
-        smooth = isotonic_regression([gains[v] for v in mine], increasing=False).x
-        found |= dict(zip(mine, map(float, smooth), strict=True))
+def _nodes(artifact: Artifact) -> dict[str, str]:
+    """Return the layer of each of its nodes, by the node's name and that of its output."""
+    found: dict[str, str] = {}
+    for node in artifact.graph().graph.node:
+        if node.domain == ELASTIC_DOMAIN:
+            found |= dict.fromkeys((node.name, node.output[0]), elastic_layer(node))
     return found
 
 
-def _dense(alone: Sequence[LayerTiming], layer: str) -> float:
-    return next(t.ms[Form.DENSE] for t in alone if t.layer == layer)
+def _layer_of(names: Sequence[str], layers: Mapping[str, str]) -> str | None:
+    """Return the layer that an operation belongs to: one that a name of it is, or is below."""
+    for name in names:
+        while name:
+            if name in layers:
+                return layers[name]
+            name = name.rpartition("/")[0]
+    return None
 
 
-def _placed(alone: LayerTiming, dense: float, gains: Mapping[Variant, float]) -> LayerTiming:
-    """The times of one rank, by what it gains in place; dense in all forms that were not tried."""
-    ms = {form: max(dense - gains.get((alone.rank, form), 0.0), LEAST * dense) for form in alone.ms}
-    return alone.model_copy(update={"ms": ms})
+def _middle(times: Mapping[str, Sequence[float]]) -> Times:
+    """Return the mean of the middle half of each layer's times: clocks tick in microseconds."""
+    found = {}
+    for name, taken in times.items():
+        ranked, cut = np.sort(np.asarray(taken)), len(taken) // 4
+        found[name] = float(ranked[cut : len(ranked) - cut].mean())
+    return found
+
+
+def _timings(
+    specs: Mapping[str, LayerSpec], chain: Sequence[Profile], dense: Times, found: Found
+) -> list[LayerTiming]:
+    """Return the times of every rank of every layer, those of one geometry being the same."""
+    alike: dict[LayerSpec, list[str]] = {}
+    for name, spec in specs.items():
+        alike.setdefault(replace(spec, name="", aligned=(), unaligned=()), []).append(name)
+    timings = []
+    for names in alike.values():
+        whole = median(dense[name] for name in names)
+        ranks = {name: sorted({p.points[name].rank for p in chain}) for name in names}
+        shared = _rising(names, ranks[names[0]], found)
+        for name in names:
+            for rank in ranks[name]:
+                ms = {Form.DENSE: whole}
+                for form in (Form.FACTORED, Form.ALIGNED):
+                    if (name, rank, form) in found:
+                        ms[form] = max(shared[rank, form], LEAST * whole)
+                timings.append(LayerTiming(layer=name, rank=rank, ms=ms))
+    order = {name: index for index, name in enumerate(specs)}
+    return sorted(timings, key=lambda timing: (order[timing.layer], timing.rank))
+
+
+def _rising(
+    names: Sequence[str], ranks: Sequence[int], found: Found
+) -> dict[tuple[int, Form], float]:
+    """Return the times of some layers together, nearest to theirs, that do not fall with rank."""
+    from scipy.optimize import isotonic_regression
+
+    rising: dict[tuple[int, Form], float] = {}
+    for form in (Form.FACTORED, Form.ALIGNED):
+        times = {
+            rank: [ms for name in names for ms in found.get((name, rank, form), ())]
+            for rank in ranks
+        }
+        known = {rank: median(taken) for rank, taken in times.items() if taken}
+        if known:
+            smooth = isotonic_regression(list(known.values())).x
+            rising |= {(rank, form): float(ms) for rank, ms in zip(known, smooth, strict=True)}
+    return rising

@@ -6,10 +6,10 @@ import importlib
 import os
 
 from t3c.engines.cache import CompileCache
-from t3c.engines.protocol import Engine, Session
+from t3c.engines.protocol import Counting, Engine, Operations, Session
 from t3c.errors import EngineError, MissingExtraError
 
-__all__ = ["ENGINES", "Engine", "Session", "open_engine"]
+__all__ = ["ENGINES", "Counting", "Engine", "Operations", "Session", "open_engine"]
 
 # name -> (module, class, distribution, extra)
 ENGINES: dict[str, tuple[str, str, str, str]] = {

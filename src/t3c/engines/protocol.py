@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,21 @@ class Engine(Protocol):
     threads: int
 
     def compile(self, model: onnx.ModelProto) -> Session: ...
+
+
+class Operations(Protocol):
+    """A compiled graph of which it is known what each operation takes."""
+
+    def run(self, inputs: Sequence[Array]) -> dict[tuple[str, ...], float]:
+        """Run once: milliseconds by the names of the nodes that each operation stands for."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """An engine that tells what single operations take."""
+
+    def operations(self, model: onnx.ModelProto) -> Operations: ...
 
 
 def contiguous(inputs: Sequence[Array]) -> list[Array]:

@@ -21,11 +21,11 @@ from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.errors import DataError, EngineError
 from t3c.evidence.audit import broken_promises, draw_pairs
-from t3c.evidence.int8 import INT8, bytes_on_disk
-from t3c.evidence.quality import MAX_DROP, Judge, Metric, paired_interval
+from t3c.evidence.int8 import INT8, Int8, bytes_on_disk
+from t3c.evidence.quality import MAX_DROP, Judge, paired_interval
 from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import Runtime
-from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Profile
+from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Metric, Profile
 
 AGAINST = ("full", *INT8)
 
@@ -112,9 +112,13 @@ def bench(
     transformer: bool = False,
     rounds: int = 300,
     checks: int = 1000,
+    made: Mapping[str, Int8] | None = None,
     say: Callable[[str], object] = lambda message: None,
 ) -> Result:
-    """Measure `against` and every profile: accuracy and drift on test data, time in turns."""
+    """Measure `against` and every profile: accuracy and drift on test data, time in turns.
+
+    Baselines that are in `made` are not made again.
+    """
     engine = runtime.engine
     if not isinstance(engine, OpenVINO):
         raise EngineError(f"baselines run on openvino: a comparison on {engine.name} is not like")
@@ -130,8 +134,10 @@ def bench(
     methods = {"full": "the original, fp32"}
     for name in against:
         if name != "full":
-            say(f"making {name}")
-            baseline = INT8[name](engine.read(raw), data.calibration, transformer=transformer)
+            baseline = (made or {}).get(name)
+            if baseline is None:
+                say(f"making {name}")
+                baseline = INT8[name](engine.read(raw), data.calibration, transformer=transformer)
             sessions[name] = engine.compile_read(baseline.model)
             sizes[name], methods[name] = baseline.size_bytes, baseline.method
     profiles = {f"t3c-{profile.name}": profile.name for profile in runtime.chain}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,12 +16,13 @@ from t3c.certify.conformal import simultaneous_bounds
 from t3c.certify.coverage import agreement, expected_coverage
 from t3c.certify.drift import MEASURES, Array, Measure
 from t3c.certify.risk import certified_within, risk_bounds
-from t3c.certify.slices import refuse_overlap, sample_keys, slice_table
+from t3c.certify.slices import digest, refuse_overlap, sample_keys, slice_table
 from t3c.errors import SpecError
-from t3c.evidence.drifts import Drifts, Reference, Samples, Watch, measure_drifts
+from t3c.evidence.drifts import Drifts, Reference, Watch, measure_drifts
 from t3c.evidence.estimates import GAINS, PATH, Estimate, EstimateConfig, estimate
 from t3c.evidence.original import Original
 from t3c.evidence.program import Executed, Program, executed
+from t3c.evidence.served import Samples
 from t3c.evidence.shift import shift_models
 from t3c.evidence.worst_case import WorstCase, norms_of, worst_cases
 from t3c.runtime.runtime import Runtime
@@ -118,7 +118,7 @@ def certify(
     held_out = None
     if slices.held_out is not None:
         test = seen(slices.held_out)["relative"]
-        held_out = _held_out(entries, test, config.delta, _digest(keys["test"]))
+        held_out = _held_out(entries, test, config.delta, digest(keys["test"]))
     return Certification(
         engine=runtime.engine.name,
         engine_version=runtime.engine.version,
@@ -126,7 +126,7 @@ def certify(
         forms={name: dict(runtime.forms[name]) for name in names},
         assumption=ASSUMPTION,
         delta=config.delta,
-        data=_digest([*keys["scaling"], *keys["certificate"]]),
+        data=digest([*keys["scaling"], *keys["certificate"]]),
         keys={name: tuple(part) for name, part in keys.items()},
         settings=_settings(config, len(slices.scaling[0])) if found else None,
         entries=entries,
@@ -303,7 +303,3 @@ def _settings(config: CertifyConfig, samples: int) -> Settings:
         worst_samples=min(config.worst_samples, samples),
         seed=GAINS.seed,
     )  # fmt: skip
-
-
-def _digest(keys: Sequence[str]) -> str:
-    return hashlib.sha256("".join(keys).encode()).hexdigest()

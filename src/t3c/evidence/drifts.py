@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from t3c.engines import Session
 from t3c.engines.protocol import Array
 from t3c.evidence.original import Original
 from t3c.evidence.program import Program, unchanged
+from t3c.evidence.served import Samples, answers, chunks, run_of
 from t3c.nn.inputs import Inputs, call, tensors
 
 CHUNK = 16  # samples of which outputs are held at once: those of a language model are large
 
-Samples = Sequence[Array]
 Reference = Callable[[Samples], Array]  # the original, whatever runs it
 Drifts = Mapping[str, Array]  # of each sample and profile (n, profiles), by measure
 Watch = Callable[[str, int, int], object]
@@ -50,21 +50,7 @@ def model_reference(model: nn.Module, example: Inputs) -> Reference:
 
 def session_reference(session: Session) -> Reference:
     """The original by an engine, one sample at a time."""
-    return lambda samples: session_outputs(session, samples)
-
-
-def session_outputs(session: Session, samples: Samples) -> Array:
-    """Outputs of a session, one sample at a time, as it is served."""
-    rows = [session.run(one)[0] for one in chunks(samples, 1)]
-    return np.concatenate(rows)
-
-
-def chunks(samples: Samples, size: int) -> list[list[Array]]:
-    """The samples again, in parts of at most `size`."""
-    return [
-        [np.ascontiguousarray(value[start : start + size]) for value in samples]
-        for start in range(0, len(samples[0]), size)
-    ]
+    return lambda samples: answers(run_of(session), samples)
 
 
 def arrays(inputs: Inputs) -> list[Array]:
@@ -85,8 +71,8 @@ def measure_drifts(
     for index, part in enumerate(parts):
         watch("measuring drift", index, len(parts))
         truth = reference(part)
-        answers = [session_outputs(session, part) for session in sessions.values()]
+        served = [answers(run_of(session), part) for session in sessions.values()]
         for name, measure in measures.items():
-            columns = [measured(measure, answer, truth) for answer in answers]
+            columns = [measured(measure, answer, truth) for answer in served]
             found[name].append(np.stack(columns, axis=1))
     return {name: np.concatenate(rows) for name, rows in found.items()}

@@ -16,7 +16,7 @@ import openvino as ov
 
 from t3c.device.machine import DOT_PRODUCTS, cpu_name
 from t3c.engines.protocol import Array
-from t3c.errors import MissingExtraError
+from t3c.errors import DataError, MissingExtraError
 from t3c.silence import silenced
 
 Activations = Literal["int8", "float"]
@@ -42,6 +42,20 @@ def ptq8w(model: ov.Model, samples: Array | Sequence[Array], *, transformer: boo
     """Quantize weights alone: what one would use where int8 kernels are slow."""
     made = quantize(model, samples, activations="float", transformer=transformer)
     return Int8(made, "NNCF weight compression, 8 bits", bytes_on_disk(made))
+
+
+def keep_int8(made: Int8, path: Path) -> dict[str, str | int]:
+    """Write a quantized model as OpenVINO's `path` (.xml); what else is to be known of it."""
+    ov.save_model(made.model, path, compress_to_fp16=False)
+    return {"method": made.method, "size_bytes": made.size_bytes}
+
+
+def kept_int8(path: Path, method: str, size_bytes: int) -> Int8:
+    """Read a quantized model that was kept."""
+    try:
+        return Int8(ov.Core().read_model(path), method, size_bytes)
+    except RuntimeError as error:
+        raise DataError(f"{path} cannot be read: remove its folder to make it again") from error
 
 
 INT8: dict[str, Callable[..., Int8]] = {"ptq8": ptq8, "ptq8w": ptq8w}

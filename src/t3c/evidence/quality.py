@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from t3c.artifact.devices import forms_key
+from t3c.artifact.ledger import QualityEntry
+from t3c.certify.slices import digest, sample_keys
 from t3c.errors import DataError
+from t3c.evidence.served import Run, answers, chunks, run_of
+from t3c.runtime.runtime import Runtime
+from t3c.spec import Metric
 
 Array = npt.NDArray[np.float64]
 Outputs = npt.NDArray[Any]
-Run = Callable[[list[Outputs]], Outputs]
+BATCH = 32  # samples that the original is asked together
+Watch = Callable[[str, int, int], object]
 
 
-class Metric(StrEnum):
-    """The metric of a task's quality."""
-
-    ACCURACY = "accuracy"
-    AGREEMENT = "agreement"
-    PERPLEXITY = "perplexity"
-    NEIGHBOURS = "neighbours"
-
-
-# beyond those that plain int8 changes; the perplexity's growth.
+# Accuracy as a share of samples; changed answers or neighbours beyond those that plain int8
+# changes; the perplexity's growth.
 MAX_DROP = {
     Metric.ACCURACY: 0.005, Metric.AGREEMENT: 0.01, Metric.PERPLEXITY: 0.02,
     Metric.NEIGHBOURS: 0.01,
@@ -85,6 +83,10 @@ class Judge:
         mean = float(losses.mean())
         return math.exp(mean) if self.metric is Metric.PERPLEXITY else 1.0 - mean
 
+    def drop(self, more: float) -> float:
+        """Return what a higher mean loss is called: a share of samples, or growth of perplexity."""
+        return math.expm1(more) if self.metric is Metric.PERPLEXITY else more
+
     def at(self, part: slice) -> Judge:
         """Return the judge of some of the samples."""
         targets = None if self.targets is None else self.targets[part]
@@ -104,7 +106,7 @@ class Scorer:
     def of(cls, judge: Judge, inputs: Sequence[Outputs], run: Run) -> Scorer:
         """Return the scorer of samples (n, ...), the original's answers being those of `run`."""
         whole = judge.metric is not Metric.PERPLEXITY  # a language model's are too large to hold
-        return cls(judge, tuple(inputs), answers(run, inputs) if whole else None, run)
+        return cls(judge, tuple(inputs), answers(run, inputs, BATCH) if whole else None, run)
 
     def __len__(self) -> int:
         return len(self.inputs[0])
@@ -124,19 +126,34 @@ class Scorer:
         assert self.judge.targets is not None
         rows = [
             token_losses(run(one), self.judge.targets[place : place + 1])
-            for place, one in enumerate(_singly(self.inputs))
+            for place, one in enumerate(chunks(self.inputs, 1))
         ]
         return np.concatenate(rows)
 
 
-def answers(run: Run, inputs: Sequence[Outputs]) -> Outputs:
-    """Return what `run` answers to samples (n, ...), asked one by one as it is served."""
-    return np.concatenate([run(one) for one in _singly(inputs)])
-
-
-def _singly(inputs: Sequence[Outputs]) -> Iterator[list[Outputs]]:
-    for place in range(len(inputs[0])):
-        yield [np.ascontiguousarray(value[place : place + 1]) for value in inputs]
+def measure_quality(
+    runtime: Runtime, scorer: Scorer, watch: Watch = lambda what, done, total: None
+) -> tuple[QualityEntry, ...]:
+    """Return how good every profile is on the scorer's samples, by their labels themselves."""
+    original = scorer.original_losses(expected=False)
+    value, data = scorer.judge.value, digest(sample_keys(scorer.inputs))
+    found = []
+    for index, profile in enumerate(runtime.chain):
+        watch("measuring quality", index, len(runtime.chain))
+        losses = scorer.losses(run_of(runtime.session(profile.name)))
+        low, high = paired_interval(losses, original)
+        found.append(
+            QualityEntry(
+                profile=profile.name, engine=runtime.engine.name,
+                engine_version=runtime.device.engine_version,
+                forms=forms_key(runtime.forms[profile.name], runtime.device.weight_bits),
+                metric=scorer.judge.metric, value=value(losses), original=value(original),
+                drop=scorer.judge.drop(float((losses - original).mean())),
+                ci95=(scorer.judge.drop(low), scorer.judge.drop(high)),
+                samples=len(scorer), data=data,
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def nearest(vectors: Outputs) -> npt.NDArray[np.int64]:

@@ -9,7 +9,8 @@ from t3c.artifact.shift import LEAST_FIT, ShiftModel
 from t3c.engines import Session
 from t3c.engines.protocol import Array
 from t3c.engines.torch import TorchSession
-from t3c.evidence.drifts import Samples, Watch, chunks
+from t3c.evidence.drifts import Watch
+from t3c.evidence.served import Samples, chunks
 from t3c.graph.watching import features, monitored_tensors, watched
 from t3c.measure.shift import Activations
 from t3c.runtime.runtime import Runtime

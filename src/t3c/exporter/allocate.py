@@ -12,7 +12,7 @@ from torch import nn
 
 from t3c.artifact.devices import LayerTiming
 from t3c.certify.gains import EXACT_OUTPUTS
-from t3c.certify.sensitivity import LayerSensitivity, layer_sensitivities
+from t3c.certify.sensitivity import LayerSensitivity, PointDrifts, layer_sensitivities
 from t3c.control.knapsack import Allocation, allocation, allocations
 from t3c.control.menu import Chains, Dropped, Option, chain, dropped
 from t3c.control.options import (
@@ -102,7 +102,7 @@ def allocate(
     offered = unit_options(
         shared,
         shares,
-        lambda name, point: sensitivities[name].squared_drift(point),
+        PointDrifts(sensitivities, {plan.spec.name: plan.bits for plan in plans}),
         goal.size_weight,
     )
     chains = {name: chain(options) for name, options in offered.items()}

@@ -24,8 +24,6 @@ class ExportConfig:
     of the knapsack, and the artifact carries it.
     `activations` left float compress weights alone: for models whose time goes into reading them,
     such as decoders; "auto" leaves them so where the device's layers are faster that way.
-    `in_place` times layer points in the whole network instead of alone: more of it, and closer to
-    what they save there.
     `timing` is how much is measured, `certificate` what is certified.
     `seed` decides which calibration samples go into which part.
     """
@@ -35,7 +33,6 @@ class ExportConfig:
     goal: Goal = field(default_factory=Goal)
     budgets: tuple[float, ...] | None = None
     activations: Literal["int8", "float", "auto"] = "int8"
-    in_place: bool = False
     controller: ControllerConfig | None = None
     timing: CalibrationConfig = field(default_factory=lambda: CalibrationConfig(busy=True))
     certificate: CertifyConfig = field(default_factory=CertifyConfig)

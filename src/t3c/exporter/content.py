@@ -193,8 +193,9 @@ def observe_ranges(artifact: Artifact, profile: Profile, samples: Inputs) -> Flo
             watch(f"{use}/aligned", value @ matrix.T)
         if name in index:
             row = ranges[index[name]]
-            row[0] = np.fmin(row[0], float(value.min()))
-            row[1] = np.fmax(row[1], float(value.max()))
+            low, high = value.aminmax()
+            row[0] = np.fmin(row[0], float(low))
+            row[1] = np.fmax(row[1], float(high))
 
     session = float_session(artifact, profile)
     for batch in batches_of(samples, BATCH):

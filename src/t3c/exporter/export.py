@@ -23,7 +23,7 @@ from t3c.certify.slices import sample_keys, split_unique
 from t3c.control.menu import Dropped
 from t3c.control.profiles import Measured, PruneCode, Pruned, fitting, names_for, prune, thin
 from t3c.convert import state_of
-from t3c.device.calibrate import calibrate
+from t3c.device.calibrate import calibrate, layer_table
 from t3c.device.measured import Watch
 from t3c.engines import Engine, open_engine
 from t3c.errors import ConvertError, DataError, EngineError
@@ -43,6 +43,7 @@ from t3c.spec import ImageSpec, ProfileChain, TextSpec
 
 PARITY_SAMPLES, OTHER_SAMPLES = 16, 4
 RANGE_SAMPLES = 16  # set the ranges that candidates are timed with
+PLACED_SAMPLES = 32  # those that they are judged with
 
 
 # Chooses among a draft's profiles, by their table: the name of each that is to be shipped.
@@ -163,11 +164,12 @@ def _chosen(
     candidates: Allocated, packed: Draft, samples: Inputs, bench: Bench, place: Place | None
 ) -> tuple[Allocated, tuple[Pruned, ...]]:
     """Return the candidates to ship: by time and size, or as `place` has them."""
+    few = RANGE_SAMPLES if place is None else PLACED_SAMPLES
+    draft = content.ranged(packed, select(samples, slice(0, few)))
     if place is None:
-        few = select(samples, slice(0, RANGE_SAMPLES))
-        return choose(candidates, content.ranged(packed, few), bench)
-    draft = content.ranged(packed, samples)
-    return candidates.renamed(place(draft, bench.calibrated(draft, quick=True))), ()
+        return choose(candidates, draft, bench)
+    table = layer_table(draft, bench.engine, bench.timings, bench.config.timing, bench.watch)
+    return candidates.renamed(place(draft, table)), ()
 
 
 @dataclass(frozen=True)

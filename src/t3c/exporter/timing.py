@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -11,17 +11,21 @@ from t3c.artifact.devices import LayerTiming
 from t3c.artifact.draft import Draft
 from t3c.artifact.graph import Axes, Traced
 from t3c.convert import LayerPlan, state_of
+from t3c.device.execution import Execution, example_inputs
 from t3c.device.in_place import time_in_place
-from t3c.device.measured import Watch, time_layers
+from t3c.device.machine import describe
+from t3c.device.measured import ROUNDS, Watch, runners, time_layers, time_sessions
 from t3c.engines import Engine, open_engine
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.config import ExportConfig
 from t3c.exporter.described import Described
 from t3c.graph.context import float_outputs
+from t3c.graph.int4 import Activations
+from t3c.measure.latency import paced
 from t3c.measure.quiet import watchful
 from t3c.nn.inputs import evaluating
-from t3c.spec import LayerPoint, Profile, ProfileChain
+from t3c.spec import Form, LayerPoint, Profile, ProfileChain
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Timed:
     """What layer points take on a device, and the activations that they do so on."""
 
     layers: tuple[LayerTiming, ...]
-    activations: Literal["int8", "float"]
+    activations: Activations
 
 
 def time_points(
@@ -51,29 +55,37 @@ def time_traced(
 ) -> Timed:
     """Layer times on the activations asked for, or on those that full ranks take less time on.
 
-    Those of a model with states are of one token: decoding is what it is exported for.
+    They are taken in the whole network where the engine tells what its operations take, else of
+    each layer alone. Those of a model with states are of one token: decoding is what it is
+    exported for.
     """
-    plans = state_of(model).plan.layers
-    ranks = [(p.spec.per_token if traced.stateful else p.spec, p.ranks) for p in plans]
-    to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
     asked = config.activations
-    kinds: list[Literal["int8", "float"]] = ["int8", "float"] if asked == "auto" else [asked]
-    tops = {spec.name: (spec.runs, served[-1]) for spec, served in ranks}
-    found = []
-    for kind in kinds:
-        timings = time_layers(
+    kinds: list[Activations] = ["int8", "float"] if asked == "auto" else [asked]
+    drafts = {kind: _every_rank(model, traced, weight_only=kind == "float") for kind in kinds}
+    kind = _faster(drafts, engine) if len(drafts) > 1 else kinds[0]
+    layers = time_in_place(drafts[kind], engine, quiet=watchful(True), watch=watch)
+    if layers is None:  # the engine does not tell what its operations take
+        plans = state_of(model).plan.layers
+        ranks = [(p.spec.per_token if traced.stateful else p.spec, p.ranks) for p in plans]
+        to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
+        layers = time_layers(
             engine, ranks, to_float, activations=kind, quiet=watchful(True), watch=watch
         )
-        whole = sum(
-            tops[t.layer][0] * min(t.ms.values()) for t in timings if t.rank == tops[t.layer][1]
-        )
-        found.append((whole, Timed(timings, kind)))
-    best = min(found, key=lambda one: one[0])[1]
-    if not config.in_place:
-        return best
-    draft = _every_rank(model, traced, weight_only=best.activations == "float")
-    layers = time_in_place(draft, engine, best.layers, quiet=watchful(True), watch=watch)
-    return replace(best, layers=layers)
+    return Timed(layers, kind)
+
+
+def _faster(drafts: Mapping[Activations, Draft], engine: Engine) -> Activations:
+    """Return the activations that the network at full rank takes less time on."""
+    sessions, bits = {}, describe(engine).weight_bits
+    for kind, draft in drafts.items():
+        top = draft.manifest.chain.top
+        forms = dict.fromkeys(top.points, Form.DENSE)
+        graph = Execution(top, forms, draft.ranges(top.name)).graph(draft, bits)
+        sessions[str(kind)] = engine.compile(graph)
+    inputs = example_inputs(next(iter(drafts.values())))
+    rounds = paced(runners(sessions, inputs), ROUNDS)
+    times = time_sessions(sessions, inputs, rounds, quiet=watchful(True))
+    return min(drafts, key=lambda kind: times[str(kind)].p50)
 
 
 def _every_rank(model: nn.Module, traced: Traced, *, weight_only: bool) -> Draft:

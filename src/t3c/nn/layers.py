@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -149,6 +150,8 @@ def patches(spec: LayerSpec, x: Tensor) -> Tensor:
     """What the rows of the weight, flattened, are multiplied by: (n, in / groups * kernel)."""
     if not spec.convolution:
         return x.reshape(-1, spec.in_channels)
+    if prod(spec.kernel) == prod(spec.stride) == spec.groups == 1 and not any(spec.padding):
+        return channels_last(spec, x)
     if x.dim() == len(spec.kernel) + 1:
         x = x[None]
     x = x.reshape(-1, spec.in_channels // spec.groups, *x.shape[2:])

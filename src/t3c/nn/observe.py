@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -153,7 +154,8 @@ def observe_moments(
         def hook(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             x = read_by(args, kwargs)
             rows_of = patches if spec.factorization is Factorization.SVD else channels_last
-            parts = torch.split(x, 1) if spec.convolution else (x,)  # patches are large
+            wide = spec.factorization is Factorization.SVD and prod(spec.kernel) > 1
+            parts = torch.split(x, 1) if wide else (x,)  # patches are large
             for part in parts:
                 rows = rows_of(spec, part)
                 before = sums.get(spec.name)

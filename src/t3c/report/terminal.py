@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from t3c.artifact.devices import Device, DeviceTable
-from t3c.artifact.ledger import ParityEntry
+from t3c.artifact.ledger import ParityEntry, QualityEntry
 from t3c.artifact.manifest import ModelEntry
 from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import Proxy
@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 
 
 class ProfileSummary(Shown):
-    """A profile in short: `points` are its layers' ranks and bits, `p50_ms` is by device."""
+    """A profile in short: `points` are its layers' ranks and bits, `p50_ms` is by device.
+
+    `epsilon` and `quality` are the latest that the ledger has.
+    """
 
     name: str
     size_bytes: int
     mean_bits: float
     epsilon: float | None
+    quality: QualityEntry | None
     p50_ms: dict[str, float]
     points: dict[str, tuple[int, int]]
 
@@ -61,12 +65,14 @@ def summarize(artifact: Artifact, verified: bool) -> ArtifactSummary:
     """Return an artifact in short."""
     manifest, ledger, devices = artifact.manifest, artifact.ledger(), artifact.devices()
     epsilons = {entry.profile: entry.epsilon for entry in ledger.entries} if ledger else {}
+    qualities = {entry.profile: entry for entry in ledger.quality} if ledger else {}
     rows = []
     for profile in manifest.profiles:
         name, points = profile.name, profile.points
         rows.append(
             ProfileSummary(
                 name=name, size_bytes=profile.size_bytes, epsilon=epsilons.get(name),
+                quality=qualities.get(name),
                 mean_bits=sum(p.bits for p in points.values()) / len(points),
                 p50_ms={t.device.key: t.profiles[name].p50 for t in devices if name in t.profiles},
                 points={layer: (p.rank, p.bits) for layer, p in points.items()},
@@ -100,6 +106,7 @@ class Explained(Shown):
     size_mb: float
     energy_mj: float | None
     epsilon: float | None
+    drop: float | None
     chosen: bool
     why: str
     why_codes: list[Code]
@@ -167,7 +174,8 @@ def explain_choice(runtime: Runtime, answer: Answer, budget: Budget) -> list[Exp
             profile=c.profile,
             latency_ms=None if c.latency is None else c.latency.at(budget.quantile),
             guard=c.guard, with_guard_ms=c.latency_ms(budget.quantile), size_mb=c.size_mb,
-            energy_mj=c.energy_mj, epsilon=c.drift, chosen=c.profile == answer.profile,
+            energy_mj=c.energy_mj, epsilon=c.drift, drop=c.drop,
+            chosen=c.profile == answer.profile,
             why="; ".join(map(str, told[c.profile])), why_codes=[w.code for w in told[c.profile]],
         )
         for c in runtime.placed.candidates

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from t3c.runtime.remarks import Code, Remark
-from t3c.runtime.select import Candidate, Choice, cap_warnings
+from t3c.runtime.select import Candidate, Choice, cap_warnings, over_caps
 from t3c.runtime.signals import Asked
 from t3c.spec import Budget
 
@@ -18,7 +18,7 @@ def held_back(
     """As many profiles below the choice as is asked for, none above a ceiling, as far as the
     request allows.
 
-    A smaller profile that breaks a limit or the drift cap, which the choice keeps, is passed over.
+    A smaller profile that breaks a limit or a cap, which the choice keeps, is passed over.
     So is, under limits, one that takes more of anything than some larger one: which are passed
     over is then the same for all budgets, and more of a budget is never less.
     """
@@ -76,9 +76,9 @@ def flagged(choice: Choice) -> Choice:
 
 
 def _keeps(candidate: Candidate, chosen: Candidate, budget: Budget) -> bool:
-    """Whether a candidate keeps what the chosen one does: the limits, and the drift cap."""
+    """Whether a candidate keeps what the chosen one does: the limits, and each cap."""
     limits = candidate.meets(budget) or not chosen.meets(budget)
-    return limits and bool(not cap_warnings(candidate, budget) or cap_warnings(chosen, budget))
+    return limits and over_caps(candidate, budget).keys() <= over_caps(chosen, budget).keys()
 
 
 def _least(candidate: Candidate, larger: Sequence[Candidate]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx
 
 from t3c.artifact.devices import DeviceTable, choose_forms
-from t3c.artifact.ledger import Certification, Ledger
+from t3c.artifact.ledger import Certification, Ledger, QualityEntry
 from t3c.artifact.reader import Artifact
 from t3c.device.execution import Execution, certified_forms, execution_of, possible
 from t3c.device.machine import describe
@@ -37,6 +37,7 @@ class Placed:
         self.forms = {name: dict(execution.forms) for name, execution in self.executions.items()}
         self.certified = self._find_certificates(ledger)
         self.certificates = {name: found for name, (found, _) in self.certified.items()}
+        self.quality = self._find_quality(ledger)
         self.candidates = [self._candidate(p) for p in self.chain]
         self.refused = self._find_refused(ledger)
 
@@ -87,6 +88,15 @@ class Placed:
             best = found if len(found) > len(best) else best
         return best
 
+    def _find_quality(self, ledger: Ledger | None) -> dict[str, QualityEntry]:
+        """How good the profiles are as this device executes them, where that was measured."""
+        name, bits = self.engine.name, self.device.weight_bits
+        return {
+            profile: found
+            for profile, forms in self.forms.items()
+            if ledger and (found := ledger.quality_of(profile, name, forms, bits))
+        }
+
     def _find_refused(self, ledger: Ledger | None) -> Mapping[str, Remark]:
         name, bits = self.engine.name, self.device.weight_bits
         parity = ledger.parity_of(name, bits) if ledger else {}
@@ -106,6 +116,7 @@ class Placed:
     def _candidate(self, profile: Profile) -> Candidate:
         known = self.table is not None and profile.name in self.table.profiles
         certificate = self.certificates.get(profile.name)
+        quality = self.quality.get(profile.name)
         return Candidate(
             profile.name,
             latency=self.table.profiles[profile.name] if self.table and known else None,
@@ -113,4 +124,5 @@ class Placed:
             energy_mj=self.table.energy_mj.get(profile.name) if self.table else None,
             drift=certificate.epsilon if certificate else None,
             guard=self.table.guard(profile.name) if self.table and known else 0.0,
+            drop=quality.drop if quality else None,
         )

@@ -29,7 +29,13 @@ class Code(Coded):
     NOTHING_FITS = "nothing_fits", "nothing meets the limits"
     UNLIMITED = "unlimited", "no limit was named: the largest profile"
     FASTEST_WITHIN_CAP = "fastest_within_cap", "the fastest with drift within {0.limit:g}"
-    NOTHING_WITHIN_CAP = "nothing_within_cap", "nothing keeps the drift cap"
+    FASTEST_WITHIN_DROP = "fastest_within_drop", (
+        "the fastest with a measured loss within {0.limit:g}"
+    )
+    FASTEST_WITHIN_CAPS = "fastest_within_caps", (
+        "the fastest with drift within {0.value:g} and a measured loss within {0.limit:g}"
+    )
+    NOTHING_WITHIN_CAP = "nothing_within_cap", "nothing keeps {0.both}"
     NAMED = "named", "asked for by name"
     HELD_BACK = "held_back", "held back from {0.profile}: {0.cause}"
     SAFER = "safer", "activations have moved: safer than {0.profile}"
@@ -44,6 +50,12 @@ class Code(Coded):
         "{0.profile} is not certified here: the drift cap cannot be confirmed"
     )
     OVER_CAP = "over_cap", "{0.profile} may drift up to {0.value:.3g}, over the cap {0.limit:g}"
+    DROP_UNCONFIRMED = "drop_unconfirmed", (
+        "the loss of {0.profile} was not measured here: max_drop cannot be confirmed"
+    )
+    OVER_DROP = "over_drop", (
+        "{0.profile} lost {0.value:.3g} where it was measured, over max_drop {0.limit:g}"
+    )
     UNTRUSTED = "untrusted", (
         "activations have moved, and no larger profile than {0.profile} fits the request: its "
         "certificate may not hold"

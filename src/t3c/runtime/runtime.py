@@ -245,7 +245,7 @@ class Runtime:
         """Outputs with what they stand for, counted and logged."""
         profile = choice.profile
         warnings = choice.warnings
-        if budget is not None and budget.drift is not None:  # of what serves in place of another
+        if budget is not None and budget.capped:  # of what serves in place of another
             capped = cap_warnings(self.chooser.known[profile], budget)
             warnings = (*warnings, *(w for w in capped if w not in warnings))
         if shift is not None:

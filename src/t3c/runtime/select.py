@@ -18,7 +18,8 @@ class Candidate:
 
     `guard` is what is added to measured latencies, as a share of them, before they are held
     against a limit: how far they moved while they were measured. `drift` is the certified epsilon
-    where the profile is certified on this engine and these forms, None elsewhere.
+    where the profile is certified on this engine and these forms, None elsewhere; `drop` is how far
+    its quality was measured to be below the original's, in the same way.
     """
 
     profile: str
@@ -27,6 +28,7 @@ class Candidate:
     energy_mj: float | None
     drift: float | None
     guard: float = 0.0
+    drop: float | None = None
 
     def latency_ms(self, quantile: str = "p50") -> float | None:
         """What the profile is taken to need, the guard included."""
@@ -80,7 +82,7 @@ class Choice:
 
 
 def select(candidates: Sequence[Candidate], budget: Budget, proposal: str | None = None) -> Choice:
-    """With limits, the largest that meets them; with a cap alone, the fastest within it.
+    """With limits, the largest that meets them; with caps alone, the fastest within them.
 
     Drift falls along the chain, certified or not: the largest drifts least. A controller's
     `proposal` is taken instead if it meets the limits, is smaller, and takes no more than any
@@ -90,12 +92,12 @@ def select(candidates: Sequence[Candidate], budget: Budget, proposal: str | None
     proposed, if proposals do not shrink. Where nothing fits, the smallest stands below all. Say
     the looser budget got the smaller profile. It takes no more than the larger, so it met the
     tighter limits too, and nothing that met them undercut it; it is no smaller than the proposal,
-    so the tighter budget had no reason to go beyond it. A cap alone asks another question, for
-    speed.
+    so the tighter budget had no reason to go beyond it. Caps alone ask another question, for
+    speed: there a larger `max_drop` never gives a slower profile.
     """
     assert candidates
     if not budget.limited:
-        return _within_cap(candidates, budget)
+        return _within_caps(candidates, budget)
     met = [c for c in candidates if c.meets(budget)]
     if not met:
         smallest = candidates[0].profile
@@ -146,15 +148,33 @@ def explain(
     return told
 
 
-def _within_cap(candidates: Sequence[Candidate], budget: Budget) -> Choice:
-    if budget.drift is None:
-        return Choice(candidates[-1].profile, UNLIMITED)
-    within = [c for c in candidates if c.drift is not None and c.drift <= budget.drift]
-    if within:
-        fastest = min(within, key=_speed)
-        return Choice(fastest.profile, Remark(Code.FASTEST_WITHIN_CAP, limit=budget.drift))
+def _within_caps(candidates: Sequence[Candidate], budget: Budget) -> Choice:
+    """The fastest within the caps; the largest where none is, or none is named.
+
+    A measured loss is no reason to serve what is both smaller and slower than the largest: that one
+    is nearer to the original, and came out behind by the samples it was measured on.
+    """
     top = candidates[-1]
-    return Choice(top.profile, Remark(Code.NOTHING_WITHIN_CAP), cap_warnings(top, budget))
+    if not budget.capped:
+        return Choice(top.profile, UNLIMITED)
+    within = [c for c in candidates if not over_caps(c, budget)]
+    if budget.max_drop is not None:
+        within = [c for c in within if _speed(c) <= _speed(top)]
+    if within:
+        return Choice(min(within, key=_speed).profile, _fastest(budget))
+    names = ("the drift cap",) * (budget.drift is not None)
+    names += ("max_drop",) * (budget.max_drop is not None)
+    reason = Remark(Code.NOTHING_WITHIN_CAP, names=names)
+    return Choice(top.profile, reason, cap_warnings(top, budget))
+
+
+def _fastest(budget: Budget) -> Remark:
+    """The reason for the fastest within the caps of a budget."""
+    if budget.max_drop is None:
+        return Remark(Code.FASTEST_WITHIN_CAP, limit=budget.drift or 0.0)
+    if budget.drift is None:
+        return Remark(Code.FASTEST_WITHIN_DROP, limit=budget.max_drop)
+    return Remark(Code.FASTEST_WITHIN_CAPS, value=budget.drift, limit=budget.max_drop)
 
 
 def _speed(candidate: Candidate) -> tuple[float, float]:
@@ -163,13 +183,23 @@ def _speed(candidate: Candidate) -> tuple[float, float]:
 
 
 def cap_warnings(candidate: Candidate, budget: Budget) -> tuple[Remark, ...]:
-    """Return the warnings of a profile's drift against the cap of a budget, if there are any."""
-    drift, cap = candidate.drift, budget.drift
-    if cap is None or (drift is not None and drift <= cap):
-        return ()
-    if drift is None:
-        return (Remark(Code.CAP_UNCONFIRMED, candidate.profile),)
-    return (Remark(Code.OVER_CAP, candidate.profile, value=drift, limit=cap),)
+    """Return the warnings of a profile against the caps of a budget, if there are any."""
+    return tuple(over_caps(candidate, budget).values())
+
+
+def over_caps(candidate: Candidate, budget: Budget) -> dict[str, Remark]:
+    """Return by name the caps that a profile is not known to keep, with what to say of each."""
+    caps = (
+        ("drift", candidate.drift, budget.drift, Code.CAP_UNCONFIRMED, Code.OVER_CAP),
+        ("max_drop", candidate.drop, budget.max_drop, Code.DROP_UNCONFIRMED, Code.OVER_DROP),
+    )
+    broken, profile = {}, candidate.profile
+    for name, value, cap, unknown, over in caps:
+        if cap is not None and value is None:
+            broken[name] = Remark(unknown, profile)
+        elif cap is not None and value is not None and value > cap:
+            broken[name] = Remark(over, profile, value=value, limit=cap)
+    return broken
 
 
 def _unknown(candidates: Sequence[Candidate], budget: Budget) -> tuple[str, ...]:

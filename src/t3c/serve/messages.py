@@ -47,7 +47,8 @@ class WantedOutput(Sent):
 
 class InferRequest(Sent):
     """What is sent to `infer`. The budget is in `parameters`: latency_ms, size_mb, energy_mj,
-    drift, quantile; or a profile by name; and deadline_ms (or Triton's timeout, microseconds)."""
+    drift, max_drop, quantile; or a profile by name; and deadline_ms (or Triton's timeout,
+    microseconds)."""
 
     id: str | None = Field(default=None, max_length=256)
     parameters: Parameters = Field(

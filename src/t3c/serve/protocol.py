@@ -18,7 +18,7 @@ from t3c.serve.tensors import check_known, read_tensors
 from t3c.spec import Budget
 
 MOST_KEYS = 64
-LIMITS = ("latency_ms", "size_mb", "energy_mj", "drift")
+LIMITS = ("latency_ms", "size_mb", "energy_mj", "drift", "max_drop")
 BUDGET = (*LIMITS, "quantile")
 OWN = (*BUDGET, "profile", "deadline_ms", "timeout", "binary_data_output")
 PASSED_OVER = ("priority",)  # what Triton's clients may send, and nothing here depends on

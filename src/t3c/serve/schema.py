@@ -12,6 +12,7 @@ from t3c.serve.messages import Message
 from t3c.spec import Certificate
 
 Limit = Annotated[float | None, Field(gt=0, strict=True)]
+MaxDrop = Annotated[float | None, Field(ge=0, strict=True)]
 
 
 class BudgetBody(Message):
@@ -23,6 +24,7 @@ class BudgetBody(Message):
     size_mb: Limit = None
     energy_mj: Limit = None
     drift: Limit = None
+    max_drop: MaxDrop = None
     quantile: str = Field(default="p50", pattern="^p(50|90|99)$")
 
 
@@ -136,7 +138,10 @@ class MergedView(LiveView):
 
 
 class ProfileRow(Shown):
-    """What is known of a profile here; `refused` says why it does not run."""
+    """What is known of a profile here; `refused` says why it does not run.
+
+    `quality` is the figure of its `metric`, `drop` how far it is below the original's.
+    """
 
     name: str
     size_mb: float
@@ -147,6 +152,9 @@ class ProfileRow(Shown):
     delta: float | None
     samples: int | None
     mean_drift: float | None
+    metric: str | None
+    quality: float | None
+    drop: float | None
     refused: str | None
     refused_code: str | None
     active: bool

@@ -54,7 +54,7 @@ def _profile_rows(runtime: Runtime, active: str) -> list[schema.ProfileRow]:
     for candidate in runtime.placed.candidates:
         name, latency = candidate.profile, candidate.latency
         certificate, refused = runtime.certificates.get(name), runtime.refused.get(name)
-        quantiles = None
+        quality, quantiles = runtime.placed.quality.get(name), None
         if latency is not None:
             quantiles = schema.Quantiles(p50=latency.p50, p90=latency.p90, p99=latency.p99)
         rows.append(
@@ -65,6 +65,9 @@ def _profile_rows(runtime: Runtime, active: str) -> list[schema.ProfileRow]:
                 delta=certificate.delta if certificate else None,
                 samples=certificate.samples if certificate else None,
                 mean_drift=certificate.mean if certificate else None,
+                metric=quality.metric if quality else None,
+                quality=quality.value if quality else None,
+                drop=quality.drop if quality else None,
                 refused=str(refused) if refused else None,
                 refused_code=refused.code if refused else None,
                 active=name == active,

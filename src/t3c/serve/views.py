@@ -34,6 +34,7 @@ MOST_TOKENS, LONGEST_TEXT = 256, 20_000
 PATIENCE_MS = 10_000.0  # people wait for longer than programs
 
 Limit = Annotated[float | None, Query(gt=0, allow_inf_nan=False)]
+MaxDrop = Annotated[float | None, Query(ge=0, allow_inf_nan=False)]
 Quantile = Annotated[str, Query(pattern="^p(50|90|99)$")]
 
 
@@ -43,15 +44,16 @@ def query_budget(
     size_mb: Limit = None,
     energy_mj: Limit = None,
     drift: Limit = None,
+    max_drop: MaxDrop = None,
     quantile: Quantile = "p50",
 ) -> Budget | None:
     """The budget of a query, None where nothing is limited: then the standing one counts."""
     unknown = set(request.query_params) - {*BUDGET, "profile"}
     if unknown:
         raise DataError(f"unknown parameter {min(unknown)[:50]!r}: there are {', '.join(BUDGET)}")
-    if all(limit is None for limit in (latency_ms, size_mb, energy_mj, drift)):
+    if all(limit is None for limit in (latency_ms, size_mb, energy_mj, drift, max_drop)):
         return None
-    return Budget(latency_ms, size_mb, energy_mj, drift, quantile)
+    return Budget(latency_ms, size_mb, energy_mj, drift, max_drop, quantile)
 
 
 Asked = Annotated[Budget | None, Depends(query_budget)]

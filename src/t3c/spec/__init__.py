@@ -1,7 +1,16 @@
 """The values that travel between the folders: frozen, validated at construction, no torch."""
 
 from t3c.spec.budget import Budget
-from t3c.spec.figures import QUANTILES, Bound, Certificate, Cost, ImageSpec, Latency, TextSpec
+from t3c.spec.figures import (
+    QUANTILES,
+    Bound,
+    Certificate,
+    Cost,
+    ImageSpec,
+    Latency,
+    Metric,
+    TextSpec,
+)
 from t3c.spec.goal import Goal
 from t3c.spec.layer import Factorization, Form, Kind, LayerSpec
 from t3c.spec.points import (
@@ -31,6 +40,7 @@ __all__ = [
     "LayerPoint",
     "LayerSpec",
     "Level",
+    "Metric",
     "Profile",
     "ProfileChain",
     "TextSpec",

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from t3c.errors import SpecError
 
 QUANTILES = ("p50", "p90", "p99")
 LONGEST = 1e15  # ms
+
+
+class Metric(StrEnum):
+    """The metric of a task's quality; of agreement and neighbours, beside the original's own."""
+
+    ACCURACY = "accuracy"
+    AGREEMENT = "agreement"
+    PERPLEXITY = "perplexity"
+    NEIGHBOURS = "neighbours"
 
 
 @dataclass(frozen=True)

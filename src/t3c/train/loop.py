@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.errors import TrainError
 from t3c.nn.inputs import Inputs, evaluating
@@ -27,6 +26,7 @@ from t3c.train.processes import Processes
 from t3c.train.record import Recorder
 from t3c.train.run import Keep, Run, moving
 from t3c.train.schedules import coefficient, learning_rate_share
+from t3c.train.targets import Targets
 from t3c.train.terms import NetworkTerms
 from t3c.train.validate import check_validation, shown, validate
 
@@ -57,7 +57,7 @@ def fit(
     validation: Iterable[Any] | None = None,
     image: ImageSpec | None = None,
     keep: Keep | None = None,
-    shares: Shares | None = None,
+    targets: Targets | None = None,
     on_step: OnStep | None = None,
 ) -> History:
     """Train an elastic model in place so that it is good at every profile.
@@ -66,8 +66,9 @@ def fit(
     the original, since drift is measured from it; norms and dropout stay in evaluation mode. The
     task is the loss that `config` names, or a `loss(outputs, target)` of one's own; `validation`
     is measured at tiny, med and max on the way; `image` says how pictures are normalised, which
-    augmentations need. With `keep` the run leaves a record and can be taken up again. `shares` says
-    what layer points take on the device that is trained for; otherwise their work is counted.
+    augmentations need. With `keep` the run leaves a record and can be taken up again. `targets`
+    are the profiles to be good at, as `find_targets` has them of a device; by default those of
+    counted work.
     """
     config = config or TrainConfig()
     state_of(model)  # not elastic: say so before anything is written
@@ -80,7 +81,7 @@ def fit(
     with evaluating(model), moving(model, config), ExitStack() as stack:
         if folder is not None:
             stack.enter_context(alone(folder))
-        run = Run(model, batches, config, keep, shares)
+        run = Run(model, batches, config, keep, targets)
         network = NetworkTerms(model, task, config, augmentation, processes, run.last())
         processes.check_same(run.fingerprinted())
         recorder = stack.enter_context(Recorder(folder))

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from t3c.control.options import Shares
 from t3c.convert import state_of
 from t3c.errors import TrainError
 from t3c.nn.inputs import tensors
@@ -27,7 +26,7 @@ from t3c.train.record import DataFingerprint, run_manifest, write_manifest
 from t3c.train.sampling import draw
 from t3c.train.schedules import learning_rate_share
 from t3c.train.stream import Sample, forever
-from t3c.train.targets import find_targets
+from t3c.train.targets import Targets, find_targets
 
 log = logging.getLogger("t3c.train")
 FINGERPRINTED = 64  # batches: enough to know the data by, and no burden
@@ -61,7 +60,7 @@ class Run:
         batches: Iterable[Any],
         config: TrainConfig,
         keep: Keep | None,
-        shares: Shares | None = None,
+        targets: Targets | None = None,
     ) -> None:
         self.model, self.config, self.keep = model, config, keep
         self.plans = state_of(model).plan.layers
@@ -74,7 +73,7 @@ class Run:
         self.waiting: list[Sample] = [next(self.stream)]
         first = self.waiting[0][0]
         self.batch = len(tensors(first)[0])
-        targets = find_targets(model, first, config.goal, shares)
+        targets = targets or find_targets(model, first, config.goal)
         self.profiles = targets.profiles
         self.policy = None if config.controller == "off" else PolicyStep(targets, config)
         self.trained = nn.ModuleDict({"model": model})

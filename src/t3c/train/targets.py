@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from t3c.certify.sensitivity import layer_sensitivities
+from t3c.certify.sensitivity import PointDrifts, layer_sensitivities
 from t3c.control.knapsack import Allocation, allocations
 from t3c.control.menu import Option, chain
 from t3c.control.options import Shares, chain_shares, layer_profile, unit_options
@@ -20,7 +20,7 @@ from t3c.cost.work import layer_work
 from t3c.nn.inputs import Inputs, select
 from t3c.spec import Goal, LayerPoint, LayerSpec, Profile, ProfileChain
 
-SAMPLES = 8
+SAMPLES = 6
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,7 @@ def find_targets(
     Without `shares` of a device, time is taken as FLOPs of whichever form has fewer, size as
     stored bytes.
     """
-    found = find_path(model, samples, goal.size_weight, shares)
-    steps = spread(found.steps, goal.worst_drift, goal.profiles)
-    named = zip(names_for(len(steps)), steps, strict=True)
-    profiles = ProfileChain(tuple(found.profile(step, name) for name, step in named))
-    taken = shares or counted_shares(state_of(model).plan.layers)
-    return Targets(
-        found.units, found.chains, chain_shares(found.units, found.chains, taken), profiles
-    )
+    return find_path(model, samples, goal.size_weight, shares).targets(goal)
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,16 @@ class Path:
 
     units: Mapping[str, Unit]
     chains: Mapping[str, Sequence[Option]]
+    shares: Shares
     steps: Sequence[Allocation]
+
+    def targets(self, goal: Goal) -> Targets:
+        """Return what training for a goal aims at: profiles evenly along the path."""
+        steps = spread(self.steps, goal.worst_drift, goal.profiles)
+        named = zip(names_for(len(steps)), steps, strict=True)
+        profiles = ProfileChain(tuple(self.profile(step, name) for name, step in named))
+        taken = chain_shares(self.units, self.chains, self.shares)
+        return Targets(self.units, self.chains, taken, profiles)
 
     def within(self, drift: float) -> Allocation:
         """Return the smallest allocation that drifts at most so much by the estimate."""
@@ -78,12 +80,13 @@ def find_path(
     plans = state_of(model).plan.layers
     shared = {unit.name: unit for unit in units(plans)}
     sensitivities = layer_sensitivities(model, select(samples, slice(0, SAMPLES)))
+    taken = shares or counted_shares(plans)
     offered = unit_options(
-        shared, shares or counted_shares(plans),
-        lambda name, point: sensitivities[name].squared_drift(point), size_weight,
+        shared, taken,
+        PointDrifts(sensitivities, {plan.spec.name: plan.bits for plan in plans}), size_weight,
     )  # fmt: skip
     chains = {name: chain(options) for name, options in offered.items()}
-    return Path(shared, chains, allocations(chains))
+    return Path(shared, chains, taken, allocations(chains))
 
 
 def counted_shares(plans: Sequence[LayerPlan]) -> Shares:

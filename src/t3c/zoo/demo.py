@@ -13,11 +13,11 @@ from PIL import Image
 from t3c.convert import elasticize_
 from t3c.evidence.bench import Data, Result, bench
 from t3c.evidence.original import write_original
-from t3c.evidence.quality import MAX_DROP, Judge, Metric
+from t3c.evidence.quality import MAX_DROP, Judge
 from t3c.exporter import export
 from t3c.runtime.remarks import Remark
 from t3c.runtime.runtime import load
-from t3c.spec import Budget, Certificate
+from t3c.spec import Budget, Certificate, Metric
 from t3c.train import TrainConfig, fit
 from t3c.zoo.digits import (
     CLASSES,

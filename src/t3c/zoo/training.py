@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from t3c.control.options import Shares
 from t3c.convert import elasticize_, settle_, smooth_
 from t3c.errors import DataError, TrainError
 from t3c.evidence.original import write_original
@@ -64,13 +63,11 @@ def train_recipe(
     resume: bool = False,
     test: bool = True,
     validated: bool = True,
-    shares: Callable[[nn.Module], Shares] | None = None,
     say: Say,
     watch: Watch,
 ) -> Trained:
     """Make the subject elastic, train it, and test full and every profile, untrained beside it.
 
-    `shares` measures what layer points of the elastic model take; otherwise their work is counted.
     Where it is not `validated` on the way, all its time is that of training.
     """
     begun = _begun(recipe, out, resume, say)
@@ -87,15 +84,14 @@ def train_recipe(
         topology(subject.model, subject.axes)  # what cannot be exported is known before training
     model, untrained = subject.model, copy.deepcopy(subject.model)
     config = recipe.train
-    taken = None if shares is None or begun else shares(model)  # a run begun has its profiles
     batches = subject.batches(recipe.batch, config.seed, recipe.samples)
     with _timed(out):
-        _reconstruct(recipe, subject, out, begun, taken, say, watch)
+        _reconstruct(recipe, subject, out, begun, say, watch)
         say(f"training once for every profile: {config.steps} steps of {recipe.batch} samples")
         history = fit(
             model, batches, config,
             validation=subject.in_batches(subject.validation) if validated else None,
-            image=subject.image, keep=Keep(out, resume), shares=taken, on_step=told(config, watch),
+            image=subject.image, keep=Keep(out, resume), on_step=told(config, watch),
         )  # fmt: skip
     seconds = _spent(out)
     if not (test and Processes().main):
@@ -178,7 +174,6 @@ def _reconstruct(
     subject: Subject,
     out: Path,
     begun: bool,
-    shares: Shares | None,
     say: Say,
     watch: Watch,
 ) -> None:
@@ -200,7 +195,7 @@ def _reconstruct(
     # Batches of their own: those of the training begin where they begin without blocks.
     count = min(recipe.samples or BLOCK_SAMPLES, BLOCK_SAMPLES)
     batches = subject.batches(recipe.batch, recipe.train.seed, count)
-    targets = find_targets(subject.model, subject.train[0], recipe.train.goal, shares).profiles
+    targets = find_targets(subject.model, subject.train[0], recipe.train.goal).profiles
     reconstruct(subject.model, batches, recipe.blocks, profiles=list(targets), watch=watch)
     write_atomic(path, save({n: p.detach().contiguous() for n, p in parameters.items()}))
 

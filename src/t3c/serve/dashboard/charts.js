@@ -106,9 +106,10 @@ function paretoTable(q, active) {
     state.about?.note ?? "",
   ].filter(Boolean).join(" "));
   table("pareto-table", "Profiles, the smallest first",
-    ["profile", `${q} ms`, "epsilon", "mean drift", "MB", "mJ"],
+    ["profile", `${q} ms`, "epsilon", "mean drift", "quality", "drop", "MB", "mJ"],
     all.map((p) => [p.name + (p.name === active ? " (serves now)" : p.refused ? " (refused)" : ""),
-      figure(p.latency_ms?.[q]), figure(p.epsilon), figure(p.mean_drift), figure(p.size_mb), figure(p.energy_mj)]));
+      figure(p.latency_ms?.[q]), figure(p.epsilon), figure(p.mean_drift),
+      known(p.quality) ? `${p.metric} ${figure(p.quality, 4)}` : "–", figure(p.drop), figure(p.size_mb), figure(p.energy_mj)]));
 }
 
 // ---- Live -----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ function showSlider() {
   slider.setAttribute("aria-valuetext", text);
   write("budget-value", text);
   write("slider-label", {
-    none: "Limit", latency: `Latency (${quantile()})`, size: "Size", drift: "Drift",
+    none: "Limit", latency: `Latency (${quantile()})`, size: "Size", drift: "Drift", drop: "Loss",
   }[kind]);
   write("try-budget", trialWords());
   showCurl();

@@ -9,6 +9,8 @@ export const LIMITS = {
   latency: { key: "latency_ms", unit: " ms", figure: (p) => latencyOf(p) * (1 + (p.guard ?? 0)) },
   size: { key: "size_mb", unit: " MB", figure: (p) => p.size_mb },
   drift: { key: "drift", unit: "", figure: (p) => p.epsilon },
+  // A profile that came out better than the original keeps a cap of 0, and none is lower.
+  drop: { key: "max_drop", unit: "", figure: (p) => (known(p.drop) ? Math.max(0, p.drop) : null) },
 };
 
 export const state = {
@@ -92,7 +94,8 @@ export function scaleOf(kind) {
 
 /** The budget the slider stands for, as the server takes it. */
 export function trialBudget() {
-  const budget = { latency_ms: null, size_mb: null, energy_mj: null, drift: null, quantile: quantile() };
+  const budget = { latency_ms: null, size_mb: null, energy_mj: null, drift: null, max_drop: null,
+    quantile: quantile() };
   const scale = state.kind === "none" ? null : scaleOf(state.kind);
   if (scale) budget[LIMITS[state.kind].key] = state.exact ?? scale.value($("budget-slider").valueAsNumber);
   return budget;
@@ -104,6 +107,7 @@ export function words(budget) {
     known(budget?.size_mb) && `size at most ${figure(budget.size_mb, 4)} MB`,
     known(budget?.energy_mj) && `energy at most ${figure(budget.energy_mj, 4)} mJ`,
     known(budget?.drift) && `drift at most ${figure(budget.drift, 4)}`,
+    known(budget?.max_drop) && `measured loss at most ${figure(budget.max_drop, 4)}`,
   ];
   return parts.filter(Boolean).join(", ") || "no limit";
 }
@@ -123,8 +127,10 @@ export function query(budget) {
 /** Where profiles begin to serve along the slider, by the rule that the server chooses by. */
 export function beginnings(kind) {
   const { figure: of } = LIMITS[kind];
-  const order = kind === "drift"
+  const capped = kind === "drift" || kind === "drop", largest = running().at(-1);
+  const order = capped
     ? running().sort((a, b) => latencyOf(a) - latencyOf(b)) // within a cap, the fastest
+      .filter((p) => kind === "drift" || latencyOf(p) <= latencyOf(largest)) // none slower for a loss
     : running().reverse(); // within a limit, the largest
   const first = (limit) => order.find((p) => known(of(p)) && of(p) <= limit);
   return order.filter((p) => known(of(p)) && first(of(p)) === p)
