@@ -25,9 +25,9 @@ from lab.certification import (
 from lab.certified import make, subjects
 from lab.figures import Figure, finish
 from lab.monitoring import monitor_rows, penalty_rows, watching_row
-from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.files import write_atomic
+from t3c.progress import showing
 
 OUT = Path("out/bench-certify.json")
 WORK = Path("out/bench-certify")
@@ -65,8 +65,8 @@ def of_model(name: str) -> Tables:
     """Everything that is measured of one model."""
     say(f"making the artifact of {name}")
     made = make(subjects()[name](), WORK / f"{name}.t3c")
-    with progress() as bar:
-        watch = watcher(bar)
+    with showing() as show:
+        watch = show.watch
         say(f"{name}: drift of {len(made.pool[0])} samples")
         split, drifts = split_row(made, watch)
         say(f"{name}: certifying")

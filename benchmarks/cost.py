@@ -27,10 +27,10 @@ from lab.cost import (
 )
 from lab.figures import Figure, finish
 from t3c.artifact.reader import DEVICES, Artifact
-from t3c.cli.console import progress, watcher
 from t3c.device.calibrate import CalibrationConfig, calibrate
 from t3c.engines import open_engine
 from t3c.errors import DisturbedError, T3CError
+from t3c.progress import showing
 
 OUT = Path("out/bench-cost.json")
 WORK = Path("out/bench-cost")
@@ -48,8 +48,8 @@ def main() -> int:
     WORK.mkdir(parents=True, exist_ok=True)
     paths: dict[str, Path] = {}
     try:
-        with progress() as bar:
-            watch = watcher(bar)
+        with showing() as show:
+            watch = show.watch
             for name, make in subjects().items():
                 if only not in (None, name):
                     continue

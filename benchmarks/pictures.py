@@ -42,7 +42,7 @@ def main() -> int:
     try:
         if not artifact.is_dir():
             raise DataError(f"{artifact}: no such artifact: make demo makes it")
-        options = ["--threads", "1", "--objective-ms", "20", "--monitor"]
+        options = ["--threads", "1", "--objective-ms", "20"]
         with server(artifact, options, token=TOKEN) as one, _browser() as page:
             take(one, page, artifact)
     except T3CError as error:

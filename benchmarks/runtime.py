@@ -18,7 +18,6 @@ from lab.figures import Figure, finish
 from lab.shipped import make, size_rows, subjects
 from lab.swapping import cold_rows, memory_rows, overhead_row, stress, swap_rows
 from t3c.artifact.reader import Artifact
-from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.runtime.runtime import Runtime
 
@@ -68,8 +67,7 @@ def _model(name: str, reuse: bool) -> Callable[[], Tables]:
             artifact = Artifact(path)
         else:
             say(f"{name}: exporting")
-            with progress() as bar:
-                artifact = make(subject, WORK, say, watcher(bar))
+            artifact = make(subject, WORK)
         say(f"{name}: sizes")
         sizes = size_rows(artifact, WORK / f"{name}.onnx", subject.calibration, WORK)
         say(f"{name}: swaps")

@@ -35,8 +35,8 @@ from lab.results import ARTIFACT, MODEL, Results, load_results
 from lab.sentences import load_any, train_any
 from lab.servers import Server, server, standing_in
 from lab.zoo.bases import base_folder
-from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
+from t3c.progress import showing
 from t3c.runtime.runtime import load
 
 ROOT = Path(__file__).parents[1]
@@ -145,10 +145,10 @@ def _made() -> tuple[Path, Path, Any, Any]:
     spec = load_results(ROOT / "configs" / "results" / f"{SUBJECT}.yaml")
     export = replace(spec.export, threads=THREADS)
     spec = replace(spec, recipe=replace(spec.recipe, export=export))
-    with progress() as bar:
+    with showing() as show:
         base = load_any(ROOT / "configs" / "base" / f"{SUBJECT}.yaml")
-        train_any(base, base_folder(), say=say, watch=watcher(bar))
-        results = Results(spec, WORK, say, watcher(bar))
+        train_any(base, base_folder(), say=say, watch=show.watch)
+        results = Results(spec, WORK, say, show.watch)
         made = results.artifact(spec.seeds[0])
         ptq8 = results.baseline("ptq8", results.task(made))
     samples, labels = (part.numpy() for part in results.subject.test)

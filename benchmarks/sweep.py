@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.table import Table
 
 from lab.sweeps import SweepRow, load_sweep, run_sweep
-from t3c.cli.console import err, out_console, print_json, progress, watcher
+from t3c.cli.console import err, out_console, print_json
 from t3c.errors import T3CError
+from t3c.progress import showing
 from t3c.train.processes import Processes
 
 
@@ -30,13 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
     out = given.out or Path("out") / given.recipe.stem / "sweep"
     try:
         recipe, sweep = load_sweep(given.recipe, given.set)
-        with progress() as bar:
+        with showing() as show:
 
             def say(text: str) -> None:
                 if Processes().main:
-                    bar.console.print(f"· {text}", soft_wrap=True)
+                    show.say(text)
 
-            rows = run_sweep(recipe, sweep, out, say=say, watch=watcher(bar))
+            rows = run_sweep(recipe, sweep, out, say=say, watch=show.watch)
     except T3CError as error:
         err.print(f"error: {error}", soft_wrap=True)
         return 2

@@ -17,9 +17,9 @@ from typing import Any
 
 from lab.figures import Figure, finish
 from lab.large import Writing, compress_large, decode_large, export_large
-from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.files import write_atomic
+from t3c.progress import showing
 
 STAGES = ("export", "compress", "decode")
 MEMORY_GB, MINUTES = 16.0, 90.0
@@ -57,8 +57,8 @@ def stage(name: str, model: str, work: Path) -> int:
     """One stage, and what it leaves in a file."""
     begun = time.perf_counter()
     try:
-        with progress() as bar:
-            watch = watcher(bar)
+        with showing() as show:
+            watch = show.watch
             if name == "export":
                 row = export_large(model, work, say, watch)
             elif name == "compress":

@@ -19,9 +19,9 @@ from lab.few import few_rows
 from lab.figures import Figure, finish
 from lab.overhead import overhead_rows, parts_rows
 from lab.policies import policy_rows, summary_rows
-from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
 from t3c.files import write_atomic
+from t3c.progress import showing
 from t3c.zoo.recipe import load_recipe
 from t3c.zoo.training import train_recipe
 
@@ -32,9 +32,9 @@ Tables = dict[str, list[dict[str, Any]]]
 
 def cifar10() -> Tables:
     """Full and five profiles on all test images, trained and not; what was stopped goes on."""
-    with progress() as bar:
+    with showing() as show:
         done = train_recipe(
-            load_recipe(RECIPE), WORK / "cifar10", resume=True, say=say, watch=watcher(bar)
+            load_recipe(RECIPE), WORK / "cifar10", resume=True, say=say, watch=show.watch
         )
     rows = [
         flat(asdict(row)) | {"model": done.subject.name, "samples": done.samples}

@@ -39,6 +39,7 @@ from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.original import write_original
 from t3c.exporter import ExportConfig, Exported, export
 from t3c.measure import latency
+from t3c.progress import Show
 from t3c.runtime.chooser import Chooser
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.select import Candidate
@@ -63,6 +64,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["T3C_CACHE"] = tempfile.mkdtemp(prefix="t3c-tests-")
 atexit.register(shutil.rmtree, os.environ["T3C_CACHE"], ignore_errors=True)
 
+calibration.REPEATS = 0  # a machine that runs tests is as busy as they make it
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what progress is told to watch from here on."""
+    told: list[str] = []
+    monkeypatch.setattr(Show, "watch", lambda show, what, done, total: told.append(what))
+    return told
+
 
 def quick(rounds: int, grid: int = 0) -> CalibrationConfig:
     """A calibration that measures little, on a machine that may be busy."""
@@ -70,9 +80,7 @@ def quick(rounds: int, grid: int = 0) -> CalibrationConfig:
 
 
 # Certificates of which epsilon is all that matters.
-LIGHT = CertifyConfig(
-    estimates=EstimateConfig(samples=2, path_samples=0), worst_samples=0, monitor=False
-)
+LIGHT = CertifyConfig(estimates=EstimateConfig(samples=2, path_samples=0))
 
 
 def counted(
@@ -229,7 +237,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, digits: Digits, trained: nn.M
             model, folder / "small.t3c", [digits.calibration],
             ExportConfig(
                 timing=quick(30, grid=9), goal=Goal(worst_drift=2.0),
-                certificate=CertifyConfig(estimates=EstimateConfig(samples=4), worst_samples=1),
+                certificate=CertifyConfig(
+                    estimates=EstimateConfig(samples=4), worst_case=True, monitor=True
+                ),
             ),
             image=IMAGE, classes=CLASSES,
         )  # fmt: skip

@@ -18,7 +18,7 @@ SOURCE = Path(t3c.__file__).parent
 
 # A line may import from the lines above it, and parts of a line from their own part alone.
 LINES = [
-    {"errors", "silence", "version"},
+    {"errors", "progress", "silence", "version"},
     {"files"},
     {"spec"},
     {"measure"},

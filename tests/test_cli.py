@@ -182,7 +182,7 @@ def test_certify(made: Made, copied: Path, tmp_path: Path) -> None:
     np.savez(data, x=images[:160], y=labels[:160])
     np.savez(test, input=images[160:240])
     original = made.folder / "original.onnx"
-    few = ("--gain-samples", 2, "--worst-samples", 1, "--no-monitor")
+    few = ("--gain-samples", 2, "--worst-case")
     given = ("certify", copied, "--data", data, "--original", original, *few)
     found = ok(*given, "--slices", "y", "--test", test, "--measure", "kl", "--flip-cap", 0.5)
     assert [e["profile"] for e in found["entries"]][-1] == "max"

@@ -26,7 +26,6 @@ from t3c.zoo.digits import Digits
 LESS_EFFORT = """
 from typing import Any
 
-from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.estimates import EstimateConfig
 from t3c.exporter import ExportConfig
 from t3c.device.calibrate import CalibrationConfig
@@ -40,7 +39,6 @@ def lower(config: type, **defaults: Any) -> None:
 lower(CalibrationConfig, rounds=3, grid=3, grid_rounds=3, starts=False)
 lower(ExportConfig, goal=Goal(profiles=3))
 lower(EstimateConfig, samples=1, path_samples=0)
-lower(CertifyConfig, worst_samples=1, monitor=False)
 DigitsNet.__init__.__defaults__ = ((16, 32, 64),)
 """
 ROOT = Path(__file__).parents[1]

@@ -52,7 +52,7 @@ def certified_row(made: Made, drifts: Array, watch: Any) -> Row:
     reference = program_reference(made.runtime.artifact, made.original)
     reset_peak()
     started = time.perf_counter()
-    config = CertifyConfig(delta=DELTA)
+    config = CertifyConfig(delta=DELTA, worst_case=True, monitor=True)
     found = certify(made.runtime, reference, made.original, slices, config, watch=watch)
     minutes = (time.perf_counter() - started) / 60
     made.runtime.artifact.add_certification(found)

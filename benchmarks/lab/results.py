@@ -153,8 +153,7 @@ class Results:
         def make(folder: Path) -> Row:
             export_subject(
                 subject, self._model(seed, run), self.spec.export, folder / ORIGINAL,
-                folder / ARTIFACT, timed=self.times.get(seed), say=self.stages.say,
-                watch=self.watch,
+                folder / ARTIFACT, timed=self.times.get(seed),
             )  # fmt: skip
             return {name: run.result[name] for name in ("minutes", "steps")}
 

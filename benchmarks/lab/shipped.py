@@ -40,9 +40,7 @@ Row = dict[str, Any]
 # What is compared are bytes and calls: certificates and proxies are kept short.
 LIGHT = ExportConfig(
     timing=CalibrationConfig(rounds=30, grid=0, busy=True, starts=False),
-    certificate=CertifyConfig(
-        estimates=EstimateConfig(samples=2, path_samples=0), worst_samples=0, monitor=False
-    ),
+    certificate=CertifyConfig(estimates=EstimateConfig(samples=2, path_samples=0)),
 )
 
 
@@ -63,16 +61,14 @@ def subjects() -> dict[str, Callable[[], Subject]]:
     return {"digits": _digits, "stories15m": _stories15m, "resnet-50": _resnet50}
 
 
-def make(subject: Subject, folder: Path, say: Say, watch: Callable[..., object]) -> Artifact:
+def make(subject: Subject, folder: Path) -> Artifact:
     """The artifact of a subject, with the original beside it."""
     batches = list(batches_of(subject.statistics, 16))
     elasticize_(subject.model, batches[0], calibration=batches)
     axes = subject.axes or None
     write_original(subject.model, folder / f"{subject.name}.onnx", axes=axes)
     path = folder / f"{subject.name}.t3c"
-    export(
-        subject.model, path, [subject.calibration], subject.config, axes=axes, say=say, watch=watch
-    )
+    export(subject.model, path, [subject.calibration], subject.config, axes=axes)
     return Artifact(path)
 
 

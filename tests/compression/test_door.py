@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch import nn
 import t3c
 from hurried import hurried
 from t3c.artifact.reader import Artifact
+from t3c.cli import main
 from t3c.compression import pipeline
 from t3c.compression.door import Compressed, compress
 from t3c.errors import ArtifactError, DataError, SpecError, T3CError
@@ -70,6 +74,46 @@ def test_certificates_are_of_samples_that_nothing_else_used(made: Compressed) ->
     }
     assert certified
     assert certified.isdisjoint(artifact.manifest.calibrated_on or ())
+
+
+def test_bench_and_certify_find_what_was_kept(
+    made: Compressed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, work = tmp_path / "a.t3c", tmp_path / "a.t3c.work"
+    shutil.copytree(made.path, path)
+
+    def told(*arguments: object) -> tuple[int, str, str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["t3c", *map(str, arguments)])
+            with pytest.raises(SystemExit) as stopped:
+                main()
+        captured = capsys.readouterr()
+        assert isinstance(stopped.value.code, int)
+        return stopped.value.code, captured.out, captured.err
+
+    code, out, err = told("bench", path, "--json")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"error: {path}: there is no test.npz in {work} or beside the artifact: "
+        "give one with --data\n"
+    )
+    (tmp_path / "calibration.npz").touch()  # what lies beside may have set ranges
+    code, out, err = told("certify", path)
+    assert (code, out) == (2, "")
+    assert err == f"error: {path}: there is no calibration.npz in {work}: give one with --data\n"
+    shutil.copytree(made.path.with_name("digits.t3c.work"), work)
+    code, out, err = told("bench", path, "--rounds", 3, "--threads", 1, "--json")
+    assert code == 0, err
+    assert f"· test.npz, calibration.npz, original.onnx: as kept in {work}\n" in err
+    rows = {row["name"]: row for row in json.loads(out)["variants"]}
+    kept = {row.name: row for row in made.result.variants}
+    assert list(rows) == list(kept)
+    assert rows["full"]["accuracy"] == kept["full"].accuracy
+    code, out, err = told("certify", path, "--threads", 1, "--gain-samples", 2, "--json")
+    assert code == 0, err
+    assert f"· calibration.npz, original.onnx: as kept in {work}\n" in err
+    entries = json.loads(out)["entries"]
+    assert [entry["worst_case"] for entry in entries] == [None] * len(entries)
 
 
 def test_the_ledger_has_the_quality_of_what_placed_nothing(made: Compressed) -> None:
@@ -165,12 +209,20 @@ def test_what_cannot_be_is_said_in_one_line_and_leaves_nothing(
 
 
 def test_unlabelled_data_is_judged_by_unchanged_answers(
-    trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    trained: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     hurried(monkeypatch)
     made = compress(
         copy.deepcopy(trained), [torch.cat([digits.calibration[0], digits.train[0]])],
-        tmp_path / "a.t3c", minutes=2, threads=1, progress=False,
+        tmp_path / "a.t3c", minutes=2, threads=1,
     )  # fmt: skip
+    told = capfd.readouterr()
+    assert told.out == ""
+    lines = told.err.splitlines()
+    assert all(re.match(r" *\d+:\d\d  ", line) for line in lines), told.err
+    stages = [line[7:] for line in lines]
+    assert stages.count("tracing the model") == 1  # what is called within tells nothing twice
+    assert stages[-1].startswith(f"done: {tmp_path / 'a.t3c'}")
     assert {variant.accuracy for variant in made.result.variants} == {None}
     assert made.result.variants[0].agreement == 1.0

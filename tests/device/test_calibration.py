@@ -25,6 +25,9 @@ from t3c.device.transfer import calibrate_quickly
 from t3c.engines import open_engine
 from t3c.errors import ArtifactError, CorruptError, DisturbedError, SpecError
 from t3c.graph.context import float_outputs
+from t3c.measure.quiet import Conditions
+from t3c.report.terminal import answered, summarize
+from t3c.runtime.placed import disturbance
 from t3c.runtime.remarks import Code
 from t3c.runtime.runtime import load
 from t3c.spec import Budget, Factorization, Form, Kind, Latency, LayerPoint, LayerSpec
@@ -78,6 +81,55 @@ def test_mixtures_are_new_stored_and_go_from_small_to_large(artifact: Artifact) 
     ranks = [sum(p.rank for p in profile.points.values()) for profile in found]
     third = len(ranks) // 3
     assert np.mean(ranks[:third]) < np.mean(ranks[-third:])
+
+
+@pytest.mark.parametrize(("repeats", "disturbed"), [(2, False), (1, True)])
+def test_disturbed_sweeps_are_done_again_and_else_said(
+    made: Made, artifact: Artifact, monkeypatch: pytest.MonkeyPatch, repeats: int, disturbed: bool
+) -> None:
+    titles: list[str] = []
+
+    def task(
+        run: object, title: str, executions: dict[Timed, object], *_: object
+    ) -> dict[Timed, list[list[float]]]:
+        titles.append(title)
+        later = 1.1 if title.startswith("profiles again 2") else 2.0
+        return {key: [[1.0] * 5, [later] * 5] for key in executions}
+
+    monkeypatch.setattr(calibration, "REPEATS", repeats)
+    monkeypatch.setattr(calibration, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(calibration._Run, "_task", task)
+    engine = open_engine("openvino", 1)
+    found = calibrate(artifact, engine, quick(3), timings=made.exported.table.layers)
+    assert len(titles) == 3 * (1 + repeats)
+    assert (found.spread >= 0.3) is disturbed
+    told = disturbance(artifact.path, found.model_copy(update={"conditions": None}))
+    assert (told is not None) is disturbed
+    if told is not None:
+        assert str(told) == (
+            "what was measured here was disturbed (times went up by 33% for a while): "
+            f"run t3c calibrate {artifact.path} when the machine is quiet"
+        )
+
+
+def test_a_disturbed_table_is_said_where_it_is_looked_at(made: Made, copied: Path) -> None:
+    opened = Artifact(copied)
+    (table,) = opened.devices()
+    busy = Conditions(0.5, 1, True, "other processes used 0.50 of a core")
+    opened.add_device(table.model_copy(update={"conditions": None}))
+    assert not summarize(opened, False).disturbed
+    opened.add_device(table.model_copy(update={"conditions": busy}))
+    (told,) = summarize(opened, False).disturbed.values()
+    assert told == (
+        f"what was measured here was disturbed ({busy.reason}): "
+        f"run t3c calibrate {copied} when the machine is quiet"
+    )
+    runtime = load(copied, threads=table.device.threads)
+    budget = Budget(latency_ms=1e6)
+    answer = runtime.answer(np.load(made.folder / "one.npy")[None], budget)
+    assert Code.DISTURBED not in [warning.code for warning in answer.warnings]
+    assert told in answered(runtime, answer, budget).warnings
+    assert told not in answered(runtime, answer).warnings
 
 
 @pytest.mark.usefixtures("briefly")

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 import t3c
-from conftest import Made
+from conftest import LIGHT, Made, recorded
 from lab.zoo.corrupt import gaussian_noise
 from t3c.artifact.reader import LEDGER, Artifact
 from t3c.certify.slices import sample_keys
@@ -25,11 +25,10 @@ from t3c.spec import Metric
 QUICK = CertifyConfig(
     measures=("absolute", "kl", "flip"),
     estimates=EstimateConfig(samples=4, path_samples=1),
-    worst_samples=1,
+    worst_case=True,
+    monitor=True,
     flip_cap=0.5,
 )
-BARE = CertifyConfig(estimates=EstimateConfig(samples=2, path_samples=0), worst_samples=0,
-                     monitor=False)  # fmt: skip
 
 
 @pytest.fixture
@@ -38,16 +37,15 @@ def images(made: Made) -> npt.NDArray[np.float32]:
 
 
 def test_an_artifact_is_certified_on_data_of_ones_own(
-    made: Made, copied: Path, images: npt.NDArray[np.float32]
+    made: Made, copied: Path, images: npt.NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Artifact(copied).ledger()
     assert before is not None
     assert len(before.certifications) == 1
-    seen: list[str] = []
+    seen = recorded(monkeypatch)
     found = certify_artifact(
         copied, images[:300], made.folder / "original.onnx", QUICK, held_out=images[300:],
         labels=made.digits.test[1].numpy()[:300], own={"largest": _largest},
-        watch=lambda what, done, total: seen.append(what),
     )  # fmt: skip
     assert seen
     for entry in found.entries:
@@ -87,7 +85,7 @@ def test_engines_have_certifications_of_their_own(
     with pytest.raises(SpecError, match="nothing to monitor by"):
         load(copied, "onnxruntime", monitor=MonitorConfig())
     certify_artifact(
-        copied, images[:120], made.folder / "original.onnx", BARE, engine="onnxruntime"
+        copied, images[:120], made.folder / "original.onnx", LIGHT, engine="onnxruntime"
     )
     ledger = Artifact(copied).ledger()
     assert ledger is not None
@@ -104,8 +102,8 @@ def test_an_original_without_names_gives_epsilon_alone(
     state = state_of(made.model)
     path = tmp_path / "foreign.onnx"
     path.write_bytes(to_onnx(state.original, state.example).SerializeToString())
-    found = certify_artifact(copied, images[:120], path, BARE)
-    again = certify_artifact(copied, images[:120], made.folder / "original.onnx", BARE)
+    found = certify_artifact(copied, images[:120], path, LIGHT)
+    again = certify_artifact(copied, images[:120], made.folder / "original.onnx", LIGHT)
     for mine, full in zip(found.entries, again.entries, strict=True):
         assert mine.first_order is None
         assert "write_original" in mine.unavailable
@@ -120,10 +118,10 @@ def test_samples_that_set_ranges_are_refused(
     assert len(used) == 100
     before = (copied / LEDGER).read_bytes()
     with pytest.raises(DataError, match=r"quantizer and the \w+ slices share"):
-        certify_artifact(copied, calibration, made.folder / "original.onnx", BARE)
+        certify_artifact(copied, calibration, made.folder / "original.onnx", LIGHT)
     with pytest.raises(DataError, match=r"test slices share \d+ samples"):
         certify_artifact(
-            copied, images[:120], made.folder / "original.onnx", BARE, held_out=images[100:140]
+            copied, images[:120], made.folder / "original.onnx", LIGHT, held_out=images[100:140]
         )
     assert (copied / LEDGER).read_bytes() == before
     assert used.isdisjoint(sample_keys([images]))
@@ -138,15 +136,15 @@ def test_samples_that_set_ranges_are_refused(
 def test_bad_samples_are_refused(made: Made, copied: Path, images: npt.NDArray[np.float32]) -> None:
     original = made.folder / "original.onnx"
     with pytest.raises(DataError, match=r"10 samples are too few for delta=0\.05"):
-        certify_artifact(copied, images[:10], original, BARE)
+        certify_artifact(copied, images[:10], original, LIGHT)
     with pytest.raises(DataError, match="does not fit"):
-        certify_artifact(copied, images[:60, :, :5], original, BARE)
+        certify_artifact(copied, images[:60, :, :5], original, LIGHT)
     with pytest.raises(DataError, match="NaN"):
-        certify_artifact(copied, np.full_like(images[:60], np.nan), original, BARE)
+        certify_artifact(copied, np.full_like(images[:60], np.nan), original, LIGHT)
     with pytest.raises(DataError, match="labels of shape"):
-        certify_artifact(copied, images[:60], original, BARE, labels=np.zeros(3))
+        certify_artifact(copied, images[:60], original, LIGHT, labels=np.zeros(3))
     with pytest.raises(DataError, match="no such file"):
-        certify_artifact(copied, images[:60], copied / "none.onnx", BARE)
+        certify_artifact(copied, images[:60], copied / "none.onnx", LIGHT)
     for wrong in ({"delta": 1.0}, {"measures": ("size",)}, {"flip_cap": 2.0}):
         with pytest.raises(SpecError):
             CertifyConfig(**wrong)  # type: ignore[arg-type]

@@ -184,7 +184,7 @@ def test_what_no_rule_covers_is_named() -> None:
     scaling, scores = ([v[a:b] for v in made.pool] for a, b in ((0, 12), (12, 48)))
     found = certify(
         made.runtime, program_reference(made.runtime.artifact, made.original), made.original,
-        Slices(scaling, scores), CertifyConfig(worst_samples=1, monitor=False),
+        Slices(scaling, scores), CertifyConfig(worst_case=True),
     )  # fmt: skip
     assert {entry.unavailable for entry in found.entries} == {"worst_case: Exp"}
     assert all(entry.worst_case is None and entry.first_order for entry in found.entries)
@@ -362,7 +362,7 @@ def test_heavy_tails_loosen_the_pointwise_figure_not_the_guarantee() -> None:
     inputs = torch.randn(400, 24) * sizes
     made = artifact_of(nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 24)), inputs)
     parts = [[v[a:b] for v in made.pool] for a, b in ((0, 60), (60, 220), (220, 368))]
-    config = CertifyConfig(measures=("absolute",), monitor=False)
+    config = CertifyConfig(measures=("absolute",), worst_case=True)
     found = certify(
         made.runtime, program_reference(made.runtime.artifact, made.original), made.original,
         Slices(*parts), config,

@@ -26,7 +26,7 @@ from t3c.spec import Goal
 CONFIG = ExportConfig(
     activations="float", goal=Goal(profiles=3, worst_drift=1.0), timing=quick(3),
     certificate=CertifyConfig(
-        delta=0.1, estimates=EstimateConfig(samples=4), worst_samples=4
+        delta=0.1, estimates=EstimateConfig(samples=4), worst_case=True
     ),
 )  # fmt: skip
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conftest import recorded
 from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.errors import ConvertError, DataError, SpecError, TrainError
 from t3c.nn import at, elastic_weights
 from t3c.nn.inputs import Inputs, call, select
 from t3c.spec import LayerPoint, Profile
 from t3c.train.blocks import BlockConfig, find_blocks, reconstruct
+from t3c.train.one_block import Block
 from t3c.zoo.cifar10 import CifarResNet
 from t3c.zoo.digits import Digits
 
@@ -105,29 +107,32 @@ def test_given_profiles_are_what_is_trained(model: nn.Module, digits: Digits) ->
 
 
 def test_a_block_leaves_the_others_alone_and_stops_where_it_should(
-    model: nn.Module, digits: Digits
+    model: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[str, int]] = []
-    told: list[tuple[str, int, int]] = []
+    seen: list[str] = []
     last = values(model)
+    step = Block._step
 
-    def on_step(block: str, step: int, loss: float) -> None:
+    def stepped(self: Block, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
         nonlocal last
+        step(self, loss, optimizer)
         assert loss > 0
         moved = changed(model, last)
-        assert all(name.startswith(f"{block}.") for name in moved)
-        assert moved or step
-        seen.append((block, step))
+        assert all(name.startswith(f"{self.name}.") for name in moved)
+        assert moved or seen[-1:] == [self.name]
+        seen.append(self.name)
         last = values(model)
+
+    monkeypatch.setattr(Block, "_step", stepped)
+    told = recorded(monkeypatch)
 
     mode = {name: m.training for name, m in model.named_modules()}
     reconstruct(
         model, [(digits.train[0][:40], digits.train[1][:40])], BlockConfig(steps=2),
-        on_step=on_step, watch=lambda *what: told.append(what),
     )  # fmt: skip
     names = find_blocks(model)
-    assert seen == [(name, step) for name in names for step in range(2)]
-    assert told == [(f"block {name}", index, len(names)) for index, name in enumerate(names)]
+    assert seen == [name for name in names for _ in range(2)]
+    assert told == [f"reconstructing block {name}" for name in names]
     assert {name: m.training for name, m in model.named_modules()} == mode
 
 
@@ -282,7 +287,7 @@ class Net(nn.Module):
         return y
 
 
-def test_odd_blocks_are_divided_and_shared_weights_stay() -> None:
+def test_odd_blocks_are_divided_and_shared_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = Net(), torch.randn(120, 64)
     elasticize_(model, x[:2].clone())
@@ -291,9 +296,9 @@ def test_odd_blocks_are_divided_and_shared_weights_stay() -> None:
     ]  # fmt: skip
     before, kept = values(model), x.clone()
     runs: list[str] = []
-    report = reconstruct(
-        model, [x], BlockConfig(steps=20, batch=64), on_step=lambda b, *_: runs.append(b)
-    )
+    step = Block._step
+    monkeypatch.setattr(Block, "_step", lambda b, *given: (runs.append(b.name), step(b, *given)))
+    report = reconstruct(model, [x], BlockConfig(steps=20, batch=64))
     assert torch.equal(x, kept)
     reasons = {row.block: row.reason for row in report.rows if row.before is None}
     assert reasons == {

@@ -24,7 +24,17 @@ from t3c.convert import elasticize_, state_of
 from t3c.errors import ConvertError, DataError, SpecError, TrainError
 from t3c.nn import at, elastic_weights
 from t3c.spec import Goal, Profile
-from t3c.train import History, Keep, Objective, TrainConfig, fit, loop, terms
+from t3c.train import (
+    BlockConfig,
+    History,
+    Keep,
+    Objective,
+    TrainConfig,
+    fit,
+    loop,
+    reconstruct,
+    terms,
+)
 from t3c.train.config import CertificateTerm
 from t3c.zoo.digits import IMAGE, Digits
 
@@ -328,12 +338,60 @@ def test_validation_that_cannot_be_is_refused_at_once(
 # Runs that cannot go on.
 
 
+def test_labels_that_no_term_reads_change_nothing(model: nn.Module, digits: Digits) -> None:
+    x, y = (t[:32] for t in digits.train)
+    other, third = copy.deepcopy(model), copy.deepcopy(model)
+    config = TrainConfig(steps=4)
+    history = fit(model, [(x, y)], config)
+    assert fit(other, [x], config) == history
+    assert fit(third, [(x, torch.full((32,), 99.0))], config) == history
+    assert same_weights(model, other)
+    assert same_weights(model, third)
+
+
+class Named(nn.Module):
+    """A network that takes its inputs by name, as those of Hugging Face do; no labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+
+    def forward(self, features: Tensor) -> Tensor:
+        z: Tensor = self.layers(features)
+        return z
+
+
+@pytest.mark.parametrize("full", ["kept", "trained"])
+def test_labels_in_mappings_are_split_off(full: Any) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(48, 32), torch.randint(8, (48,))
+    batches = [{"features": x[at : at + 16], "labels": y[at : at + 16]} for at in range(0, 48, 16)]
+    model = Named()
+    elasticize_(model, batches[0], calibration=batches)
+    assert state_of(model).example.keys() == {"features"}
+    other = copy.deepcopy(model)
+    config = TrainConfig(steps=4, full=full)
+    history = fit(model, batches, config)
+    pairs = [({"features": batch["features"]}, batch["labels"]) for batch in batches]
+    assert fit(other, pairs, config) == history
+    assert same_weights(model, other)
+    assert reconstruct(model, batches, BlockConfig(steps=2)).rows
+
+
 def test_data_that_cannot_be_trained_on(model: nn.Module, digits: Digits) -> None:
     x, y = (t[:4] for t in digits.train)
     with pytest.raises(DataError, match="training data is empty"):
         fit(model, [], TrainConfig(steps=2))
-    with pytest.raises(DataError, match=r"batches of \(inputs, target\)"):
-        fit(model, [x], TrainConfig(steps=2))
+    whole = TrainConfig(steps=2, full="trained")
+    for batches, message in (
+        ([x], "the term `task` needs labels: give batches of"),
+        ([(x, y[:3])], r"a batch of 4 samples has labels of shape \(3,\)"),
+        ([(x, y.tolist())], "labels are a tensor, got list"),
+        ([(x, y.float())], "labels of classes are integers, got torch.float32"),
+        ([(x, y + 9)], "the model's classes are 0 to 9, got the label"),
+    ):
+        with pytest.raises(DataError, match=message):
+            fit(model, batches, whole)
     with pytest.raises(DataError, match="training data ended after 2 of 5 batches"):
         fit(model, iter([(x, y)] * 2), TrainConfig(steps=5))
     with pytest.raises(ConvertError, match="not elastic"):

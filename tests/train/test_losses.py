@@ -133,8 +133,8 @@ def test_smoothing_has_its_range(smoothing: float) -> None:
         ((4, 3), torch.tensor([0, 1, 2]), r"logits \(4, 3\) need targets \(4,\) or \(4, 3\)"),
         ((4, 3), torch.tensor(1), r"got \(\)"),
         ((4, 3), torch.zeros(4, 2), r"got \(4, 2\)"),
-        ((4, 3), torch.tensor([0, 1, 2, 3]), "classes are 0 to 2, got 3"),
-        ((4, 3), torch.tensor([0, 1, -100, 2]), "classes are 0 to 2, got -100"),
+        ((4, 3), torch.tensor([0, 1, 2, 3]), "classes are 0 to 2, got the label 3"),
+        ((4, 3), torch.tensor([0, 1, -100, 2]), "classes are 0 to 2, got the label -100"),
         ((4, 3), torch.zeros(4), "classes are integers, got torch.float32"),
         ((4, 2, 3), torch.zeros(4), r"logits \(n, classes\), got \(4, 2, 3\)"),
         ((0, 3), torch.zeros(0, dtype=torch.long), r"got \(0, 3\)"),
@@ -150,5 +150,5 @@ def test_targets_that_do_not_fit(
 def test_tokens_that_do_not_fit() -> None:
     with pytest.raises(DataError, match=r"got \(2, 4, 5\) and \(2, 3\)"):
         language_modelling(torch.zeros(2, 4, 5), torch.zeros(2, 3, dtype=torch.long))
-    with pytest.raises(DataError, match="classes are 0 to 4, got 5"):
+    with pytest.raises(DataError, match="classes are 0 to 4, got the label 5"):
         language_modelling(torch.zeros(1, 2, 5), torch.tensor([[0, 5]]))

@@ -22,6 +22,7 @@ from t3c.errors import TrainError
 from t3c.exporter import ExportConfig
 from t3c.nn.inputs import evaluating
 from t3c.nn.view import at
+from t3c.progress import Show
 from t3c.spec import Goal, Profile
 from t3c.train import BlockConfig, loop
 from t3c.zoo import subjects, training, views
@@ -41,11 +42,15 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(recipe: Recipe, out: Path, *, resume: bool = False, stop_at: int | None = None) -> Trained:
     """Carry a recipe out, or cut it off after a step."""
 
-    def watch(what: str, done: int, total: int) -> None:
-        if stop_at is not None and what.startswith(f"step {stop_at} "):
+    def watch(show: Show, what: str, done: int, total: int) -> None:
+        if what.startswith("training") and done == stop_at:
             raise StopError
 
-    return training.train_recipe(recipe, out, resume=resume, say=lambda _: None, watch=watch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Show, "watch", watch)
+        return training.train_recipe(
+            recipe, out, resume=resume, say=lambda _: None, watch=lambda *_: None
+        )
 
 
 def answers(model: nn.Module, profile: Profile | None, inputs: Tensor) -> Tensor:

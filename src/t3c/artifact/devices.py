@@ -30,6 +30,7 @@ Group = tuple[str, ...]
 T = TypeVar("T")
 MEASURED = "measured"
 LEAST_GUARD = 0.02  # of a latency: what a machine moves by that nobody touches
+DISTURBED = 0.3  # from this spread on, times are of what else ran, not of the artifact
 TOGETHER = 0.97  # of the time apart, from which on a group of layers runs together
 AS_FAST = 1.03  # how much slower forms may be that certificates are for, before they are given up
 
@@ -129,6 +130,17 @@ class DeviceTable(Record):
     source: str = MEASURED
     predicted: tuple[str, ...] = ()
     error: float | None = Field(default=None, ge=0, le=LARGEST)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something disturbed the measurement, and repeating it did not help."""
+        known = self.conditions is not None and self.conditions.disturbed
+        return known or self.spread >= DISTURBED
+
+    @property
+    def spread(self) -> float:
+        """The largest share by which a profile's times went over its p50 for a while."""
+        return max((latency.spread for latency in self.profiles.values()), default=0.0)
 
     @property
     def measured(self) -> bool:

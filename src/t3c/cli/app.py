@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": ("t3c.cli.artifacts", "report",
         "Render a measured comparison as one HTML page that needs no network."),
     "certify": ("t3c.cli.certify", "certify",
-        "Certify every profile on this engine: epsilon, first order, spectral, worst case."),
+        "Certify every profile on this engine: epsilon, first order, spectral."),
     "compress": ("t3c.cli.compress", "compress",
         "Compress a trained model: convert, train once, measure, certify and pack it."),
     "convert": ("t3c.cli.convert", "convert",

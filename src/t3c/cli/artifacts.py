@@ -19,8 +19,10 @@ from t3c.cli.console import (
     need,
     out_console,
     print_json,
+    say_kept,
 )
-from t3c.errors import DataError, SpecError
+from t3c.compression.kept import BENCH, CALIBRATION, ORIGINAL, TEST, find_kept, work_of
+from t3c.errors import SpecError
 from t3c.files import write_atomic
 from t3c.report.terminal import answered, cell, print_variants, summarize
 from t3c.runtime.reading import read_input
@@ -58,6 +60,8 @@ def inspect(
             quality = (f"{found.metric} {found.value:.4g}", drop)
         table.add_row(row.name, size, bits, cell(row.epsilon, ".4f"), *quality, *times)
     console.print(table)
+    for device, told in summary.disturbed.items():
+        console.print(f"warning: {device}: {told}", soft_wrap=True)
     console.print(f"content {summary.content}{', content hashes verified' if verify else ''}")
 
 
@@ -133,15 +137,17 @@ def bench(
     artifact: ArtifactArg,
     engine: EngineOpt = "openvino",
     threads: ThreadsOpt = None,
-    against: Annotated[str, typer.Option(help="full and baselines, by commas")] = "full,ptq8",
+    against: Annotated[
+        str | None, typer.Option(help="full and baselines, by commas; default full and plain int8")
+    ] = None,
     original: Annotated[
-        Path | None, typer.Option(help="The original in ONNX; default beside the artifact")
+        Path | None, typer.Option(help="The original in ONNX; default what compress kept")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Test .npz with x and y; default beside the artifact")
+        Path | None, typer.Option(help="Test .npz with x and y; default what compress kept")
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Baselines' .npz with x; default beside the artifact")
+        Path | None, typer.Option(help="Baselines' .npz with x; default what compress kept")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each variant")] = 300,
     as_json: JsonOpt = False,
@@ -149,15 +155,23 @@ def bench(
     """Measure the profiles beside the original and baselines, in turns, in one process."""
     need("openvino", "openvino")
     from t3c.evidence.bench import bench as run_bench
-    from t3c.evidence.bench import read_data
+    from t3c.evidence.bench import read_data, read_result
 
     runtime = load(artifact, engine, threads)
-    beside = artifact.parent
+    model, work = runtime.artifact.manifest.model, work_of(artifact)
+    test = data or find_kept(artifact, TEST, "--data")
+    calibrated = calibration or find_kept(artifact, CALIBRATION, "--calibration")
+    reference = original or find_kept(artifact, ORIGINAL, "--original")
+    say_kept(artifact, test, calibrated, reference)
+    measured = test == work / TEST and (work / BENCH).is_file()
+    metric = read_result(work / BENCH).variants[0].metric if measured else None
+    plain = "ptq8w" if runtime.artifact.weight_only else "ptq8"
     result = run_bench(
         runtime,
-        original or beside / "original.onnx",
-        read_data(data or beside / "test.npz", calibration or beside / "calibration.npz"),
-        tuple(name.strip() for name in against.split(",") if name.strip()),
+        reference,
+        read_data(test, calibrated, model, metric),
+        tuple(name.strip() for name in (against or f"full,{plain}").split(",") if name.strip()),
+        transformer=all(entry.dtype.startswith("int") for entry in model.inputs),
         rounds=rounds,
         say=lambda text: err.print(f"· {text}"),
     )
@@ -176,19 +190,10 @@ def report(
 ) -> None:
     """Render a measured comparison as one HTML page that needs no network."""
     need("openvino", "openvino")
-    from pydantic import ValidationError
+    from t3c.evidence.bench import read_result
 
-    from t3c.evidence.bench import Result
-
-    source = measured or artifact.parent / "bench.json"
-    if not source.is_file():
-        raise DataError(f"{source}: no such file: write it with t3c bench --json")
-    try:
-        result = Result.model_validate_json(source.read_bytes())
-    except ValidationError as error:
-        raise DataError(
-            f"{source}: not a result of t3c bench --json: {error.errors()[0]['msg']}"
-        ) from error
+    source = measured or find_kept(artifact, BENCH, "--bench: t3c bench --json prints one")
+    result = read_result(source)
     page = out or artifact.parent / "report.html"
     write_report(result, Artifact(artifact), page)
     out_console.print(str(page), soft_wrap=True)

@@ -18,9 +18,9 @@ from t3c.cli.console import (
     need,
     out_console,
     print_json,
-    progress,
-    watcher,
+    say_kept,
 )
+from t3c.compression.kept import CALIBRATION, ORIGINAL, find_kept
 from t3c.errors import DataError
 from t3c.files import write_atomic
 from t3c.report.terminal import cell
@@ -29,9 +29,12 @@ from t3c.runtime.reading import read_samples
 
 def certify(
     artifact: ArtifactArg,
-    data: Annotated[Path, typer.Option(help="An .npz of samples that nothing was tuned on")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="An .npz of samples nothing was tuned on; default what compress kept"),
+    ] = None,
     original: Annotated[
-        Path | None, typer.Option(help="The original in ONNX; default original.onnx beside it")
+        Path | None, typer.Option(help="The original in ONNX; default what compress kept")
     ] = None,
     engine: EngineOpt = "openvino",
     threads: ThreadsOpt = None,
@@ -49,16 +52,18 @@ def certify(
         Path | None, typer.Option(help="An .npz of other samples, to check the bounds on")
     ] = None,
     gain_samples: Annotated[int, typer.Option(min=1, help="Samples that estimates are from")] = 16,
-    worst_samples: Annotated[
-        int, typer.Option(min=0, help="Samples the worst case is evaluated at")
-    ] = 4,
-    monitor: Annotated[bool, typer.Option(help="Also model activations for a monitor")] = True,
+    worst_case: Annotated[
+        bool, typer.Option("--worst-case", help="Also a bound with no probability: takes long")
+    ] = False,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Also model activations for a monitor")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="The picture to write; default certificates.svg inside")
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Certify every profile on this engine: epsilon, first order, spectral, worst case.
+    """Certify every profile on this engine: epsilon, first order, spectral.
 
     A quarter of the data scales the bounds, the rest makes them; none of it may have set an
     activation range. The ledger and the model card of the artifact are written anew.
@@ -73,21 +78,23 @@ def certify(
         delta=delta,
         measures=tuple(dict.fromkeys(["absolute", *(measure or ())])),
         estimates=EstimateConfig(samples=gain_samples),
-        worst_samples=worst_samples,
+        worst_case=worst_case,
         monitor=monitor,
         flip_cap=flip_cap,
     )
     model = Artifact(artifact, verify=False).manifest.model
-    samples, others = read_samples(data, model)
+    certified = data or find_kept(artifact, CALIBRATION, "--data", beside=False)
+    reference = original or find_kept(artifact, ORIGINAL, "--original")
+    say_kept(artifact, certified, reference)
+    samples, others = read_samples(certified, model)
     if slices is not None and slices not in others:
         held = ", ".join(others) or "no array beside the inputs"
-        raise DataError(f"{data}: no array {slices}: it holds {held}")
-    with progress() as bar:
-        found = certify_artifact(
-            artifact, samples, original or artifact.parent / "original.onnx", config,
-            engine=engine, threads=threads, labels=others[slices] if slices else None,
-            held_out=None if test is None else read_samples(test, model)[0], watch=watcher(bar),
-        )  # fmt: skip
+        raise DataError(f"{certified}: no array {slices}: it holds {held}")
+    found = certify_artifact(
+        artifact, samples, reference, config,
+        engine=engine, threads=threads, labels=others[slices] if slices else None,
+        held_out=None if test is None else read_samples(test, model)[0],
+    )  # fmt: skip
     picture = plot or artifact / "certificates.svg"
     write_atomic(picture, certificate_picture(found).encode())
     payload = found.model_dump(mode="json", exclude={"keys", "monitors", "forms"})

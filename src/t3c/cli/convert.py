@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from t3c.cli.console import JsonOpt, need, out_console, print_json, progress
+from t3c.cli.console import JsonOpt, need, out_console, print_json
 from t3c.errors import SpecError
+from t3c.progress import showing
 
 
 def convert(
@@ -54,13 +55,12 @@ def convert(
     if plan:
         planned = plan_conversion(loaded.model, loaded.example, config)
     else:
-        with progress() as bars:
-            task = bars.add_task("converting", total=None)
+        with showing() as show:
 
-            def watch(done: int, total: int, name: str) -> None:
-                bars.update(task, completed=done, total=total, description=f"converting {name}")
+            def told(done: int, total: int, name: str) -> None:
+                show.watch(f"converting {name}", done, total)
 
-            report = elasticize_(loaded.model, loaded.example, config, on_layer=watch)
+            report = elasticize_(loaded.model, loaded.example, config, on_layer=told)
         planned, error = report.plan, report.error
     payload = {
         "model": loaded.name,

@@ -10,8 +10,9 @@ import typer
 
 from t3c.artifact.reader import Artifact
 from t3c.cli.artifacts import write_report
-from t3c.cli.console import JsonOpt, need, out_console, print_json, progress, watcher
+from t3c.cli.console import JsonOpt, need, out_console, print_json
 from t3c.files import write_atomic
+from t3c.progress import showing
 from t3c.report.terminal import print_variants
 
 
@@ -24,8 +25,8 @@ def demo(
     from t3c.zoo.demo import run_demo
 
     out.mkdir(parents=True, exist_ok=True)
-    with progress() as bar:
-        done = run_demo(out, lambda text: bar.console.print(f"· {text}"), watcher(bar))
+    with showing() as show:
+        done = run_demo(out, show.say, show.watch)
     payload = done.result.model_dump(mode="json")
     bench_file, page = out / "bench.json", out / "report.html"
     write_atomic(bench_file, json.dumps(payload, indent=1).encode())
@@ -51,7 +52,7 @@ def demo(
         f"\nreport: {page}\ntry next:\n"
         f"  t3c inspect {artifact} --verify\n"
         f"  t3c run {artifact} --input {out / 'digit.png'} --latency-ms 0.5 --explain\n"
-        f"  t3c bench {artifact} --against full,ptq8\n"
+        f"  t3c bench {artifact}\n"
         f"  t3c audit {artifact} --budgets 1000",
         soft_wrap=True,
     )

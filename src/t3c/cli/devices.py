@@ -21,8 +21,6 @@ from t3c.cli.console import (
     err,
     out_console,
     print_json,
-    progress,
-    watcher,
 )
 from t3c.device.calibrate import CalibrationConfig, about
 from t3c.device.calibrate import calibrate as run_calibration
@@ -35,6 +33,7 @@ from t3c.errors import DataError
 from t3c.evidence.audit import ROUNDS, Audit
 from t3c.evidence.audit import audit as run_audit
 from t3c.files import locked
+from t3c.progress import showing
 from t3c.report.terminal import print_conditions, print_table, summarize_table
 from t3c.runtime.reading import read_arrays
 from t3c.runtime.runtime import load
@@ -72,8 +71,8 @@ def calibrate(
     config = CalibrationConfig(rounds=rounds, grid=grid, busy=busy)
     path = opened.path / DEVICES / f"{describe(started).key}.json"
     path.parent.mkdir(exist_ok=True)
-    with locked(path), progress() as bar:
-        watch = watcher(bar)
+    with locked(path), showing() as show:
+        watch = show.watch
         if quick:
             table = calibrate_quickly(opened, started, config, watch)
             opened.add_device(table)
@@ -156,8 +155,8 @@ def audit(
         if not {"x", "y"} <= arrays.keys():
             raise DataError(f"{data}: x and y are needed, it holds {', '.join(arrays)}")
         labelled = (arrays["x"], arrays["y"])
-    with progress() as bar:
-        watch = watcher(bar)
+    with showing() as show:
+        watch = show.watch
         found = run_audit(
             runtime, budgets, rounds=rounds, data=labelled, busy=busy,
             tick=lambda done, total: watch("timing profiles", done, total),

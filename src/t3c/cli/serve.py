@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from t3c.cli.console import ArtifactArg, EngineOpt, ThreadsOpt, err, need, progress, watcher
+from t3c.cli.console import ArtifactArg, EngineOpt, ThreadsOpt, err, need
 from t3c.errors import DataError, SpecError
+from t3c.progress import showing
 from t3c.runtime.monitor import MonitorConfig
 from t3c.spec import Budget
 
@@ -127,14 +128,14 @@ def serve(
     origin = Origin(artifact, engine, threads, memory_mb, MonitorConfig() if monitor else None)
     address, token = Address(host, port, tuple(allow_host or ())), _token(token_file)
     _log_to(access_log)
-    with progress() as bar:
+    with showing() as show:
 
         def say(text: str) -> None:
-            bar.stop()
+            show.stop()
             err.print(text, soft_wrap=True)
 
         if not ray:
-            run(origin, config, address, token=token, follow=follow, say=say, watch=watcher(bar))
+            run(origin, config, address, token=token, follow=follow, say=say, watch=show.watch)
             return
         from t3c.serve.ray import deploy
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from t3c.cli.console import JsonOpt, need, out_console, print_json, progress, watcher
+from t3c.cli.console import JsonOpt, need, out_console, print_json
+from t3c.progress import showing
 
 
 def train(
@@ -34,13 +35,13 @@ def train(
 
     found = load_recipe(recipe, setting or ())
     folder = out or Path("out") / recipe.stem
-    with progress() as bar:
+    with showing() as show:
 
         def say(text: str) -> None:
             if Processes().main:
-                bar.console.print(f"· {text}", soft_wrap=True)
+                show.say(text)
 
-        done = train_recipe(found, folder, resume=resume, say=say, watch=watcher(bar))
+        done = train_recipe(found, folder, resume=resume, say=say, watch=show.watch)
     if not Processes().main:
         return
     payload = {

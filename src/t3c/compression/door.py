@@ -13,6 +13,7 @@ from torch import nn
 from t3c.artifact.reader import Artifact
 from t3c.compression.choice import Choice
 from t3c.compression.data import Data, split
+from t3c.compression.kept import work_of
 from t3c.compression.measure import ARTIFACT, measure, write_beside
 from t3c.compression.pipeline import Compression, Options
 from t3c.compression.plan import plan_run
@@ -24,9 +25,10 @@ from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, replacing, writing
 from t3c.measure.memory import keep_freed
 from t3c.nn.inputs import select
-from t3c.report.progress import Show
+from t3c.progress import showing
+from t3c.silence import silenced
 
-WORK = ".work"
+CHATTY = ("transformers", "huggingface_hub", "torch", "torchao", "nncf", "openvino")  # loggers
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,10 @@ def compress(
     keep_freed()
     out = Path(out)
     _check_asked(out, minutes, max_drop, length)
-    work = out.with_name(out.name + WORK)
+    work = work_of(out)
     with writing(out, ArtifactError):
         out.parent.mkdir(parents=True, exist_ok=True)
-    with Show(progress) as show, locked(work, error=ArtifactError):
+    with showing(progress) as show, silenced(*CHATTY), locked(work, error=ArtifactError):
         if fresh:
             shutil.rmtree(work, ignore_errors=True)
         show.say(f"loading {model if isinstance(model, str | Path) else type(model).__name__}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 import urllib.error
 import urllib.request
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,23 +60,40 @@ def load_model(name_or_path: str, *, meta: bool = False, seed: int = 0, samples:
         SafetensorError, StrictDataclassError,
     )  # fmt: skip
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            source, local_files_only=offline, trust_remote_code=False
-        )
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
-        kind = _kind(config)
-        if pretrained:
-            model = _with_weights(kind, source, config, offline)
-        else:
-            model = _without_weights(kind, config, seed, meta)
-        example = _example(model, config, seed, samples, meta)
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(
+                source, local_files_only=offline, trust_remote_code=False
+            )
+            if hasattr(config, "use_cache"):
+                config.use_cache = False
+            kind = _kind(config)
+            if pretrained:
+                model = _with_weights(kind, source, config, offline)
+            else:
+                model = _without_weights(kind, config, seed, meta)
+            example = _example(model, config, seed, samples, meta)
     except DataError as refusal:
         raise DataError(f"{name_or_path}: {refusal}") from refusal
     except trips as trip:
         raise DataError(_refusal(name_or_path, path, offline, trip)) from trip
     name = path.resolve().name.removesuffix(".json") if path else name_or_path
     return Loaded(name, model.eval(), example, pretrained)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what transformers tells of its own accord, bars and warnings, from the terminal."""
+    from transformers.utils import logging
+
+    told: Any = logging  # parts of it have no types
+    bars = told.is_progress_bar_enabled()
+    told.disable_progress_bar()
+    try:
+        with silenced("transformers", "huggingface_hub"):
+            yield
+    finally:
+        if bars:
+            told.enable_progress_bar()
 
 
 def _library() -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from t3c.artifact.card import write_card
 from t3c.artifact.reader import Artifact
 from t3c.compression.judging import judge_of
+from t3c.compression.kept import BENCH, CALIBRATION, ORIGINAL, TEST
 from t3c.compression.stages import Stage
 from t3c.evidence.bench import Data, Result, bench
 from t3c.evidence.quality import Scorer, measure_quality
@@ -22,7 +23,7 @@ from t3c.runtime.runtime import load
 if TYPE_CHECKING:
     from t3c.compression.pipeline import Compression
 
-ARTIFACT, ORIGINAL, TEST = "artifact.t3c", "original.onnx", "test.npz"
+ARTIFACT = "artifact.t3c"
 ROUNDS = 120
 
 
@@ -57,7 +58,7 @@ def write_beside(run: Compression, exported: Stage, result: Result, out: Path) -
     target = work / ORIGINAL
     target.unlink(missing_ok=True)
     target.hardlink_to(run.original)
-    for name, part in (("test", run.parts.test), ("calibration", run.parts.certificate)):
+    for name, part in ((TEST, run.parts.test), (CALIBRATION, run.parts.certificate)):
         arrays = dict(
             zip((e.name for e in artifact.manifest.model.inputs), part.arrays(), strict=True)
         )
@@ -65,8 +66,8 @@ def write_beside(run: Compression, exported: Stage, result: Result, out: Path) -
             arrays = {"x": next(iter(arrays.values()))}
         if part.labels is not None:
             arrays["y"] = part.labels.numpy()
-        np.savez(work / f"{name}.npz", **arrays)  # type: ignore[arg-type]
-    write_atomic(work / "bench.json", result.model_dump_json(indent=1).encode())
+        np.savez(work / name, **arrays)  # type: ignore[arg-type]
+    write_atomic(work / BENCH, result.model_dump_json(indent=1).encode())
     record = {
         "choices": [choice.model_dump() for choice in run.choices],
         "samples": run.parts.sizes(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from t3c.compression.elastic import (
     restore_elastic,
 )
 from t3c.compression.judging import judge_of, view_losses
-from t3c.compression.measure import ARTIFACT, ORIGINAL, judge_profiles
+from t3c.compression.kept import ORIGINAL
+from t3c.compression.measure import ARTIFACT, judge_profiles
 from t3c.compression.place import TINY_TIMES
 from t3c.compression.plan import RunPlan
 from t3c.compression.source import Source, Task
@@ -44,8 +45,9 @@ from t3c.evidence.quality import Scorer
 from t3c.evidence.served import Run, run_of
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.exporter.allocate import measured_shares
+from t3c.measure.quiet import Conditions
 from t3c.nn.inputs import Inputs
-from t3c.report.progress import Show
+from t3c.progress import Show
 from t3c.spec import Goal, TextSpec
 from t3c.train.targets import Path as Route
 from t3c.train.targets import find_path
@@ -151,11 +153,14 @@ class Compression:
             return {
                 "layers": [t.model_dump(mode="json") for t in timed.layers],
                 "activations": timed.activations,
+                "conditions": None if timed.conditions is None else asdict(timed.conditions),
             }
 
         stage = self.stages.run("time", {"of": converted.key}, make)
         layers = tuple(LayerTiming.model_validate(one) for one in stage.result["layers"])
-        return Timed(layers, stage.result["activations"]), stage
+        known = stage.result["conditions"]
+        conditions = None if known is None else Conditions(**known)
+        return Timed(layers, stage.result["activations"], conditions), stage
 
     def _int8(self, converted: Stage, timed: Timed) -> None:
         """Write the original in ONNX, and make plain int8 of it to compare with."""
@@ -211,7 +216,7 @@ class Compression:
         def make(folder: Path) -> Mapping[str, Any]:
             if not planned.steps:
                 return {"choices": [], "trained": False}
-            choice = teach(lesson(worst), planned, folder / "run", self.show.watch)
+            choice = teach(lesson(worst), planned, folder / "run")
             keep_elastic(model, folder / KEPT)
             return {"choices": [choice.model_dump()], "trained": True}
 
@@ -255,7 +260,6 @@ class Compression:
                 name=source.name, image=None if pictures is None else pictures.image,
                 classes=source.classes, axes=self.axes, tokenizer=source.tokenizer,
                 text=_text(source), timed=timed, ranges=parts.ranges.inputs, place=placing,
-                say=self.show.say, watch=self.show.watch,
             )  # fmt: skip
             judge_profiles(self, folder)
             assert placing.placed is not None
@@ -286,9 +290,7 @@ class Compression:
             timing=CalibrationConfig(
                 rounds=45, grid=6, grid_rounds=15, busy=True, starts=False
             ),
-            certificate=CertifyConfig(
-                worst_samples=0, monitor=False, estimates=EstimateConfig(samples=2, path_samples=0)
-            ),
+            certificate=CertifyConfig(estimates=EstimateConfig(samples=2, path_samples=0)),
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from t3c.compression.decoder import Decoder
-from t3c.compression.hugging_face import load_model
+from t3c.compression.hugging_face import load_model, quiet
 from t3c.compression.pictures import Preprocessing, read_preprocessing
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, check_inputs, split_batch, tensors
@@ -227,7 +227,8 @@ def tokenizer_of(name: str, model: Any) -> Any:
     if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZERS):
         raise DataError(f"{name} has no tokenizer: put its tokenizer.json into the folder")
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        with quiet():
+            tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
         cause = " ".join(str(error).split())[:200]
         raise DataError(f"{name}: its tokenizer cannot be loaded: {cause}") from error

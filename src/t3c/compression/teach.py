@@ -58,25 +58,20 @@ class Lesson:
     seed: int
 
     def batches(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return shuffled batches; a target nothing reads stands in where there are no labels."""
-        count = len(self.train)
-        labels = self.train.labels if self.train.labels is not None else torch.zeros(count).long()
+        """Return shuffled batches of inputs alone: no term of the objective reads labels."""
         inputs = self.train.inputs
-        if self.task is Task.LANGUAGE:
-            labels = tensors(inputs)[0]
-        columns = tensors(inputs)
         names = list(inputs) if isinstance(inputs, dict) else None
 
-        def collate(samples: list[tuple[Tensor, ...]]) -> tuple[Inputs, Tensor]:
-            *values, target = (torch.stack(column) for column in zip(*samples, strict=True))
+        def collate(samples: list[tuple[Tensor, ...]]) -> tuple[Inputs]:
+            values = [torch.stack(column) for column in zip(*samples, strict=True)]
             if names is not None:
-                return dict(zip(names, values, strict=True)), target
-            return values[0] if len(values) == 1 else tuple(values), target
+                return (dict(zip(names, values, strict=True)),)
+            return (values[0] if len(values) == 1 else tuple(values),)
 
         generator = torch.Generator().manual_seed(self.seed)
-        size = min(BATCH.get(self.task, 16), count)
+        size = min(BATCH.get(self.task, 16), len(self.train))
         return DataLoader(
-            TensorDataset(*columns, labels), size, shuffle=True, drop_last=True,
+            TensorDataset(*tensors(inputs)), size, shuffle=True, drop_last=True,
             generator=generator, collate_fn=collate,
         )  # fmt: skip
 
@@ -134,7 +129,7 @@ def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
     return Plan(left, float(taken), _choice(tried, taken, f"after {steps} steps each"))
 
 
-def teach(lesson: Lesson, plan: Plan, folder: Path, watch: Watch) -> Choice:
+def teach(lesson: Lesson, plan: Plan, folder: Path) -> Choice:
     """Train the model in place; where validation drifts more than before, it is as it was."""
     profiles = lesson.profiles()
     before = drift_of(lesson.model, profiles, lesson.validation)
@@ -142,7 +137,6 @@ def teach(lesson: Lesson, plan: Plan, folder: Path, watch: Watch) -> Choice:
     fit(
         lesson.model, lesson.batches(), lesson.config(plan.steps, plan.learning_rate),
         keep=Keep(folder, resume=True), targets=lesson.targets,
-        on_step=lambda step, _: watch("training once", step + 1, plan.steps),
     )  # fmt: skip
     after = drift_of(lesson.model, profiles, lesson.validation)
     tried = {"untrained": before, f"{plan.steps} steps at {plan.learning_rate:g}": after}

@@ -21,7 +21,16 @@ from t3c.factor.svd import balanced, svd_stages
 from t3c.factor.tucker import tucker1_stages, tucker2_stages
 from t3c.nn.canonical import canonicalize_, restore_
 from t3c.nn.hooks import hooked
-from t3c.nn.inputs import Inputs, check_inputs, check_like, evaluating, select, split_batch, tensors
+from t3c.nn.inputs import (
+    Inputs,
+    check_inputs,
+    check_like,
+    evaluating,
+    select,
+    split_batch,
+    tensors,
+    unlabelled,
+)
 from t3c.nn.layers import elastic_type
 from t3c.nn.observe import observe_adjoints, observe_moments, run_example
 from t3c.nn.view import replace_
@@ -61,7 +70,7 @@ def elasticize_(
     norm of the weights. `on_layer(done, total, name)` is told of each.
     The weights the model had become the original's, from which drift is measured.
     """
-    config = config or ElasticConfig()
+    config, example = config or ElasticConfig(), unlabelled(example)
     if STATE in model.__dict__:
         raise ConvertError("the model is elastic already")
     if config.spectral and calibration is not None:

@@ -12,7 +12,7 @@ from t3c.convert.config import ElasticConfig, Role
 from t3c.convert.eligible import check_patterns, check_weight, reason_to_skip
 from t3c.errors import ConvertError
 from t3c.nn.canonical import canonical
-from t3c.nn.inputs import Inputs, check_inputs, evaluating
+from t3c.nn.inputs import Inputs, check_inputs, evaluating, unlabelled
 from t3c.nn.layers import elastic_type, geometry
 from t3c.nn.observe import Observed, observe
 from t3c.quant.policy import RankTiedBits
@@ -107,6 +107,7 @@ def plan_conversion(
     model: nn.Module, example: Inputs, config: ElasticConfig | None = None
 ) -> ConversionPlan:
     """What `elasticize_` would do; changes nothing. Weights may be on the meta device."""
+    example = unlabelled(example)
     check_inputs(example, "the example")
     # In evaluation mode from the start: reading a parametrized weight may change its buffers.
     with evaluating(model), canonical(model):

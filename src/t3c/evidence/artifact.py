@@ -17,8 +17,9 @@ from t3c.certify.drift import Measure
 from t3c.certify.slices import sample_keys, split_unique
 from t3c.errors import DataError
 from t3c.evidence.certify import CertifyConfig, Slices, certify
-from t3c.evidence.drifts import Watch, program_reference, session_reference
+from t3c.evidence.drifts import program_reference, session_reference
 from t3c.evidence.original import NamelessError, beside, read_onnx
+from t3c.progress import showing
 from t3c.runtime.runtime import Runtime, load
 
 SCALING = 1 / 4  # of the samples; the others score the bounds
@@ -36,13 +37,14 @@ def certify_artifact(
     held_out: Any = None,
     own: Mapping[str, Measure] | None = None,
     seed: int = 0,
-    watch: Watch = lambda what, done, total: None,
+    progress: bool = True,
 ) -> Certification:
     """Certify an artifact on samples of one's own, and keep the certificates in its ledger.
 
     `data` are samples as a runtime takes them, `original` is the model in ONNX, `held_out` are
     samples to test the bounds on. `labels` (n,) put samples into slices; `own` are further measures
-    of drift, by name. No sample may have set an activation range.
+    of drift, by name. No sample may have set an activation range. How far it is is told on stderr
+    unless `progress` is False.
 
     >>> certify_artifact("resnet.t3c", images, "resnet.onnx")  # doctest: +SKIP
     """
@@ -60,17 +62,17 @@ def certify_artifact(
         test,
         None if labels is None else labels[scores],
     )
+    found, missing = None, ""
     try:
         found = beside(runtime.artifact, model)
+        reference = program_reference(runtime.artifact, found)
     except NamelessError as differs:
         _check_inputs(runtime, model)
-        reference = session_reference(runtime.engine.compile(model))
+        reference, missing = session_reference(runtime.engine.compile(model)), str(differs)
+    with showing(progress) as show:
         made = certify(
-            runtime, reference, None, slices, config, own=own, missing=str(differs), watch=watch
+            runtime, reference, found, slices, config, own=own, missing=missing, watch=show.watch
         )
-    else:
-        reference = program_reference(runtime.artifact, found)
-        made = certify(runtime, reference, found, slices, config, own=own, watch=watch)
     runtime.artifact.add_certification(made)
     write_card(runtime.artifact)
     return made

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from t3c.artifact.devices import Device
+from t3c.artifact.manifest import ModelEntry
 from t3c.certify.conformal import coverage
 from t3c.certify.drift import relative_drift
 from t3c.certify.slices import refuse_overlap, sample_keys
@@ -23,7 +24,7 @@ from t3c.errors import DataError, EngineError
 from t3c.evidence.audit import broken_promises, draw_pairs
 from t3c.evidence.int8 import INT8, Int8, bytes_on_disk
 from t3c.evidence.quality import MAX_DROP, Judge, paired_interval
-from t3c.runtime.reading import read_arrays
+from t3c.runtime.reading import read_samples
 from t3c.runtime.runtime import Runtime
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, Metric, Profile
 
@@ -262,16 +263,36 @@ def _params(runtime: Runtime, name: str | None) -> int:
     return runtime.artifact.manifest.model.parameters - dense + mine
 
 
-def read_data(path: Path, calibration: Path) -> Data:
-    """Read test data from an .npz with `x` and, if there are labels, `y`; calibration with `x`."""
-    test, other = read_arrays(path), read_arrays(calibration)
-    for arrays, where in ((test, path), (other, calibration)):
-        if "x" not in arrays:
-            raise DataError(f"{where}: no array x: it holds {', '.join(arrays)}")
-    labels = test.get("y")
-    if labels is not None and labels.shape != test["x"].shape[:1]:
+def read_data(
+    path: Path, calibration: Path, model: ModelEntry, metric: Metric | None = None
+) -> Data:
+    """Read test data and calibration data from .npz files, named as the inputs or, if one, `x`.
+
+    Labels are `y`. By default a decoder is judged by perplexity, what has labels by accuracy, and
+    else by agreement with the original.
+    """
+    inputs, others = read_samples(path, model)
+    other, _ = read_samples(calibration, model)
+    arrays, targets = tuple(inputs.values()), others.get("y")
+    if targets is not None and targets.shape != arrays[0].shape[:1]:
         raise DataError(
-            f"{path}: samples of shape {test['x'].shape} have labels of shape {labels.shape}"
+            f"{path}: samples of shape {arrays[0].shape} have labels of shape {targets.shape}"
         )
-    metric = Metric.AGREEMENT if labels is None else Metric.ACCURACY
-    return Data((test["x"],), Judge(metric, MAX_DROP[metric], labels), (other["x"],))
+    if metric is None:
+        unlabelled = Metric.PERPLEXITY if model.states else Metric.AGREEMENT
+        metric = unlabelled if targets is None else Metric.ACCURACY
+    if metric is Metric.PERPLEXITY:
+        targets = arrays[0]
+    return Data(arrays, Judge(metric, MAX_DROP[metric], targets), tuple(other.values()))
+
+
+def read_result(path: Path) -> Result:
+    """Read what `t3c bench --json` printed."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file: write it with t3c bench --json")
+    try:
+        return Result.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise DataError(
+            f"{path}: not a result of t3c bench --json: {error.errors()[0]['msg']}"
+        ) from error

@@ -33,6 +33,7 @@ ASSUMPTION = (
     "of the artifact at once, on this engine executing these forms"
 )
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
+WORST_SAMPLES = 4  # that the worst case is evaluated at, if it is asked for
 RISKS = ("flip",)  # measures whose mean is bounded, not the drift of a sample
 
 
@@ -41,16 +42,16 @@ class CertifyConfig:
     """What to certify, and how much it may take.
 
     `delta` is the share of samples `epsilon` may miss. `measures` are further measures of drift, by
-    name: absolute, kl, flip. `worst_samples` are those the worst case is evaluated at; 0 leaves it
-    out. `monitor` also models the activations, for a monitor to compare with at run time.
-    `flip_cap` asks which profiles change at most this share of the answers.
+    name: absolute, kl, flip. `worst_case` bounds the drift of a few samples with no probability in
+    it, which takes long. `monitor` models the activations, for a monitor to compare with at run
+    time. `flip_cap` asks which profiles change at most this share of the answers.
     """
 
     delta: float = 0.05
     measures: tuple[str, ...] = ("absolute",)
     estimates: EstimateConfig = field(default_factory=EstimateConfig)
-    worst_samples: int = 4
-    monitor: bool = True
+    worst_case: bool = False
+    monitor: bool = False
     flip_cap: float | None = None
 
     def __post_init__(self) -> None:
@@ -62,8 +63,6 @@ class CertifyConfig:
             raise SpecError(f"unknown measure {unknown[0]!r}: it is one of {known}")
         if self.flip_cap is not None and not 0 < self.flip_cap < 1:
             raise SpecError(f"flip_cap must be between 0 and 1, got {self.flip_cap:g}")
-        if self.worst_samples < 0:
-            raise SpecError(f"worst_samples cannot be negative, got {self.worst_samples}")
 
 
 @dataclass(frozen=True)
@@ -209,10 +208,10 @@ class _Evidence:
             Program(artifact), profiles, samples, config.estimates, watch
         )
         program = Program(artifact, torch.float64)
-        for count, name in enumerate(names if config.worst_samples else ()):
+        for count, name in enumerate(names if config.worst_case else ()):
             watch(f"the worst case of {name}", count, len(names))
             one = at(name, torch.float64)
-            few = [value[: config.worst_samples] for value in samples]
+            few = [value[:WORST_SAMPLES] for value in samples]
             self.worst[name] = worst_cases(program, one, norms_of(program, one), few)
 
     def figures(self, name: str) -> dict[str, Any]:
@@ -300,6 +299,6 @@ def _settings(config: CertifyConfig, samples: int) -> Settings:
     return Settings(
         gain_samples=min(made.samples, samples), probes=GAINS.probes, steps=GAINS.steps,
         path=PATH, path_samples=min(made.path_samples, samples),
-        worst_samples=min(config.worst_samples, samples),
+        worst_samples=min(WORST_SAMPLES, samples) if config.worst_case else 0,
         seed=GAINS.seed,
     )  # fmt: skip

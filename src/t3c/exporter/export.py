@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from t3c.artifact.card import write_card
-from t3c.artifact.devices import DeviceTable, LayerTiming
+from t3c.artifact.devices import DeviceTable
 from t3c.artifact.draft import Draft
 from t3c.artifact.folder import staged
 from t3c.artifact.graph import Axes
@@ -36,7 +36,10 @@ from t3c.exporter.config import ExportConfig
 from t3c.exporter.described import Described
 from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
 from t3c.exporter.timing import Timed, time_traced
+from t3c.measure.quiet import combined
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
+from t3c.progress import Show, showing
+from t3c.runtime.placed import disturbance
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.tokens import read_tokenizer
 from t3c.spec import ImageSpec, ProfileChain, TextSpec
@@ -91,8 +94,7 @@ def export(
     timed: Timed | None = None,
     ranges: Inputs | None = None,
     place: Place | None = None,
-    say: Callable[[str], object] = lambda message: None,
-    watch: Watch = lambda what, done, total: None,
+    progress: bool = True,
 ) -> Exported:
     """Write an elastic model as an artifact: profiles, costs, certificates, packed factors.
 
@@ -104,39 +106,42 @@ def export(
     which also says what texts begin with and end at if `text` does not. `timed` are layer times
     that `time_points` measured before, with the same configuration. `ranges` are samples of their
     own for ranges and allocation: all of `calibration` then makes certificates. `place` chooses
-    among the measured candidates in place of the rule by time and size.
+    among the measured candidates in place of the rule by time and size. Stages are told on stderr
+    unless `progress` is False.
     """
     config, path = config or ExportConfig(), Path(path)
     parts = split(_checked(calibration, model), config, ranges)
     engine = open_engine(config.engine, config.threads)
     kept, own = (None, None) if tokenizer is None else read_tokenizer(tokenizer)
-    with evaluating(model), staged(path) as folder:
-        say("tracing the model")
+    with showing(progress) as show, evaluating(model), staged(path) as folder:
+        show.say("tracing the model")
         free = {"axes": axes} if axes else {}
         described = Described(
             model, content.topology(model, **free), name or path.stem, config.seed, image,
             None if classes is None else tuple(classes), text or own, kept,
         )  # fmt: skip
         if timed is None:
-            say(f"timing layer points on {engine.name}, {engine.threads} threads")
-            timed = time_traced(model, described.traced, engine, config, watch)
-        bench = Bench(engine, timed.layers, config, watch)
-        say(f"layers take {timed.activations} activations")
-        say("allocating ranks and bits")
+            show.say(f"timing layer points on {engine.name}, {engine.threads} threads")
+            timed = time_traced(model, described.traced, engine, config, show.watch)
+        bench = Bench(engine, timed, config, show)
+        show.say(f"layers take {timed.activations} activations")
+        show.say("allocating ranks and bits")
         # More candidates than are shipped, most where budgets are to be met.
         count = (2 if config.budgets is None else 4) * config.goal.profiles - 1
         candidates = allocate(
             model, parts.quantizer, state_of(model).plan.layers, timed.layers, config.goal,
             count=count, controller=config.controller,
         )  # fmt: skip
-        say("packing weights")
+        show.say("packing weights")
         described = replace(described, weight_only=timed.activations == "float")
         packed = content.pack(described, candidates)
-        say(f"timing {len(candidates.profiles)} candidate profiles")
+        show.say(f"timing {len(candidates.profiles)} candidate profiles")
         chosen, pruned = _chosen(candidates, packed, parts.quantizer, bench, place)
-        shipped = _shipped(folder, model, packed, chosen, parts.quantizer, bench, say)
-        say(f"certifying on {len(tensors(parts.scores)[0])} samples")
-        ledger = _certified(model, shipped.runtime, parts, config, watch, free)
+        shipped = _shipped(folder, model, packed, chosen, parts.quantizer, bench)
+        if (found := disturbance(path, shipped.table)) is not None:
+            show.say(f"warning: {found}")
+        show.say(f"certifying on {len(tensors(parts.scores)[0])} samples")
+        ledger = _certified(model, shipped.runtime, parts, config, show.watch, free)
         write_card(shipped.runtime.artifact)
     return Exported(
         path, shipped.allocated.profiles, shipped.table, ledger, shipped.parity,
@@ -146,18 +151,23 @@ def export(
 
 @dataclass(frozen=True)
 class Bench:
-    """The engine that profiles are measured on, what layers take there, and how it is measured."""
+    """An engine to measure on: what layers take there, how it is measured, where progress goes."""
 
     engine: Engine
-    timings: Sequence[LayerTiming]
+    timed: Timed
     config: ExportConfig
-    watch: Watch
+    show: Show
 
     def calibrated(self, artifact: Artifact, *, quick: bool = False) -> DeviceTable:
         """Return the table of an artifact; a quick one has no grid and no cold starts."""
         how = self.config.timing
         how = replace(how, grid=0, starts=False) if quick else how
-        return calibrate(artifact, self.engine, how, timings=self.timings, watch=self.watch)
+        table = calibrate(
+            artifact, self.engine, how, timings=self.timed.layers, watch=self.show.watch
+        )
+        assert table.conditions is not None
+        conditions = combined(self.timed.conditions, table.conditions)
+        return table.model_copy(update={"conditions": conditions})
 
 
 def _chosen(
@@ -168,7 +178,8 @@ def _chosen(
     draft = content.ranged(packed, select(samples, slice(0, few)))
     if place is None:
         return choose(candidates, draft, bench)
-    table = layer_table(draft, bench.engine, bench.timings, bench.config.timing, bench.watch)
+    layers, how = bench.timed.layers, bench.config.timing
+    table = layer_table(draft, bench.engine, layers, how, bench.show.watch)
     return candidates.renamed(place(draft, table)), ()
 
 
@@ -190,13 +201,13 @@ def _shipped(
     chosen: Allocated,
     samples: Inputs,
     bench: Bench,
-    say: Callable[[str], object],
 ) -> Shipped:
     """Write the chosen profiles, once unless the engine computes some of them otherwise than torch.
 
     Those are left out of what is then written from the same codes.
     """
     checked, failed = select(samples, slice(0, PARITY_SAMPLES)), list[Pruned]()
+    say = bench.show.say
     while True:
         say("observing activation ranges, writing")
         artifact = content.write(folder, packed, chosen, samples)

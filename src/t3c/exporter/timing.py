@@ -23,17 +23,19 @@ from t3c.exporter.described import Described
 from t3c.graph.context import float_outputs
 from t3c.graph.int4 import Activations
 from t3c.measure.latency import paced
-from t3c.measure.quiet import watchful
+from t3c.measure.quiet import Conditions, Quiet, watchful
 from t3c.nn.inputs import evaluating
 from t3c.spec import Form, LayerPoint, Profile, ProfileChain
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What layer points take on a device, and the activations that they do so on."""
+    """What layer points take on a device, the activations that they do so on, and the conditions
+    they were measured under, where those are known."""
 
     layers: tuple[LayerTiming, ...]
     activations: Activations
+    conditions: Conditions | None = None
 
 
 def time_points(
@@ -62,19 +64,18 @@ def time_traced(
     asked = config.activations
     kinds: list[Activations] = ["int8", "float"] if asked == "auto" else [asked]
     drafts = {kind: _every_rank(model, traced, weight_only=kind == "float") for kind in kinds}
-    kind = _faster(drafts, engine) if len(drafts) > 1 else kinds[0]
-    layers = time_in_place(drafts[kind], engine, quiet=watchful(True), watch=watch)
+    quiet = watchful(True)
+    kind = _faster(drafts, engine, quiet) if len(drafts) > 1 else kinds[0]
+    layers = time_in_place(drafts[kind], engine, quiet=quiet, watch=watch)
     if layers is None:  # the engine does not tell what its operations take
         plans = state_of(model).plan.layers
         ranks = [(p.spec.per_token if traced.stateful else p.spec, p.ranks) for p in plans]
         to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
-        layers = time_layers(
-            engine, ranks, to_float, activations=kind, quiet=watchful(True), watch=watch
-        )
-    return Timed(layers, kind)
+        layers = time_layers(engine, ranks, to_float, activations=kind, quiet=quiet, watch=watch)
+    return Timed(layers, kind, quiet.conditions)
 
 
-def _faster(drafts: Mapping[Activations, Draft], engine: Engine) -> Activations:
+def _faster(drafts: Mapping[Activations, Draft], engine: Engine, quiet: Quiet) -> Activations:
     """Return the activations that the network at full rank takes less time on."""
     sessions, bits = {}, describe(engine).weight_bits
     for kind, draft in drafts.items():
@@ -84,7 +85,7 @@ def _faster(drafts: Mapping[Activations, Draft], engine: Engine) -> Activations:
         sessions[str(kind)] = engine.compile(graph)
     inputs = example_inputs(next(iter(drafts.values())))
     rounds = paced(runners(sessions, inputs), ROUNDS)
-    times = time_sessions(sessions, inputs, rounds, quiet=watchful(True))
+    times = time_sessions(sessions, inputs, rounds, quiet=quiet)
     return min(drafts, key=lambda kind: times[str(kind)].p50)
 
 

@@ -78,6 +78,11 @@ def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
     return _as_inputs(batch), None
 
 
+def unlabelled(inputs: Any) -> Any:
+    """Return inputs without the target that a mapping may have in it."""
+    return split_batch(inputs)[0] if isinstance(inputs, Mapping) else inputs
+
+
 @torch.no_grad()
 def gather(batches: Iterable[Any]) -> Inputs:
     """All inputs of a loader, concatenated along the batch."""

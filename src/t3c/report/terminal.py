@@ -15,6 +15,7 @@ from t3c.artifact.reader import Artifact
 from t3c.cost.proxy import Proxy
 from t3c.measure.quiet import Conditions
 from t3c.runtime.answer import Answer
+from t3c.runtime.placed import disturbance
 from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.select import explain
@@ -41,7 +42,7 @@ class ProfileSummary(Shown):
 
 
 class ArtifactSummary(Shown):
-    """An artifact in short."""
+    """An artifact in short; `disturbed` says by device why its times cannot be relied on."""
 
     path: str
     schema_version: int
@@ -55,6 +56,7 @@ class ArtifactSummary(Shown):
     layers: int
     profiles: list[ProfileSummary]
     devices: list[str]
+    disturbed: dict[str, str]
     parity: list[ParityEntry]
 
     def to_json(self) -> dict[str, object]:
@@ -84,6 +86,7 @@ def summarize(artifact: Artifact, verified: bool) -> ArtifactSummary:
         trimmed_from=manifest.trimmed_from, bytes=artifact.size_on_disk(),
         content_bytes=artifact.content_bytes(), model=manifest.model,
         layers=len(manifest.layers), profiles=rows, devices=[t.device.key for t in devices],
+        disturbed={t.device.key: str(r) for t in devices if (r := disturbance(artifact.path, t))},
         parity=list(ledger.parity) if ledger else [],
     )  # fmt: skip
 
@@ -125,9 +128,15 @@ class Told(Rendered):
         cls, runtime: Runtime, answer: Answer, budget: Budget | None, **other: object
     ) -> Self:
         """Render an answer; with a budget, explain its choice."""
-        explained = {} if budget is None else {"explain": explain_choice(runtime, answer, budget)}
+        explained: dict[str, object] = {}
+        warnings = answer.warnings
+        if budget is not None:
+            explained = {"explain": explain_choice(runtime, answer, budget)}
+            table = runtime.table
+            found = None if table is None else disturbance(runtime.artifact.path, table)
+            warnings = warnings if found is None else (*warnings, found)
         return cls.of(
-            answer.profile, answer.reason, answer.warnings, certificate=answer.certificate,
+            answer.profile, answer.reason, warnings, certificate=answer.certificate,
             guarantee=guarantee(answer.certificate), device=runtime.device, **explained, **other,
         )  # fmt: skip
 

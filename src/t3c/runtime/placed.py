@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import onnx
 
-from t3c.artifact.devices import DeviceTable, choose_forms
+from t3c.artifact.devices import DISTURBED, DeviceTable, choose_forms
 from t3c.artifact.ledger import Certification, Ledger, QualityEntry
 from t3c.artifact.reader import Artifact
 from t3c.device.execution import Execution, certified_forms, execution_of, possible
@@ -17,6 +18,18 @@ from t3c.errors import CorruptError
 from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.select import Candidate
 from t3c.spec import Certificate, Profile
+
+
+def disturbance(path: Path, table: DeviceTable) -> Remark | None:
+    """Return what to say of an artifact's table whose measurement was disturbed; else None."""
+    if not table.disturbed:
+        return None
+    causes = []
+    if table.conditions is not None and table.conditions.disturbed:
+        causes.append(table.conditions.reason)
+    if table.spread >= DISTURBED:
+        causes.append(f"times went up by {table.spread:.0%} for a while")
+    return Remark(Code.DISTURBED, other=str(path), causes=tuple(causes))
 
 
 class Placed:

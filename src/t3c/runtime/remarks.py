@@ -82,6 +82,10 @@ class Code(Coded):
     TRANSFERRED_TABLE = "transferred_table", (
         "this device was not calibrated: latencies are from {0.cause}"
     )
+    DISTURBED = "disturbed", (
+        "what was measured here was disturbed ({0.cause}): run t3c calibrate {0.other} when the "
+        "machine is quiet"
+    )
     # Refusals: why a profile does not run here.
     DIFFERS = "differs", "{0.cause}"
     NO_FORM = "no_form", "{0.engine} has no {0.listed} form"

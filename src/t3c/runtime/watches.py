@@ -33,6 +33,6 @@ def find_watches(placed: Placed, config: MonitorConfig) -> dict[str, Watch]:
     if not models:
         raise SpecError(
             f"{placed.artifact.path}: nothing to monitor by: certify it on {placed.engine.name} "
-            "with t3c certify"
+            "with t3c certify --monitor"
         )
     return {name: Watch(model, config) for name, model in models.items()}

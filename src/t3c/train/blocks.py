@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,16 @@ from torch import nn
 from t3c.convert import LayerPlan, state_of, units
 from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, batches_of, evaluating, gather, select, tensors
+from t3c.progress import showing
 from t3c.spec import LayerPoint, Level, Profile
 from t3c.train.calls import UnevenError, runs_of
 from t3c.train.find_blocks import find_blocks
-from t3c.train.one_block import Block, BlockConfig, BlockRow, OnStep, weights_of
+from t3c.train.one_block import Block, BlockConfig, BlockRow, weights_of
 from t3c.train.sampling import sample_profile
 
 __all__ = ["BlockConfig", "BlockReport", "BlockRow", "find_blocks", "reconstruct"]
 
 HELD_OUT = 0.1  # of the samples
-
-Watch = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ def reconstruct(
     config: BlockConfig | None = None,
     *,
     profiles: Sequence[Profile] = (),
-    on_step: OnStep | None = None,
-    watch: Watch | None = None,
+    progress: bool = True,
 ) -> BlockReport:
     """Train an elastic model in place, block after block, to answer as the original's blocks do.
 
@@ -51,8 +49,7 @@ def reconstruct(
     network (DigitsNet) hardly closer and took its full view 4% away.
 
     A block that got worse on a held-out tenth of the samples has its weights back; a weight that
-    several blocks share stays as it is. `on_step(block, step, loss)` is told of each step,
-    `watch(what, done, total)` of each block.
+    several blocks share stays as it is. How far it is is told on stderr unless `progress` is False.
     """
     config = config or BlockConfig()
     plans = state_of(model).plan.layers
@@ -67,10 +64,9 @@ def reconstruct(
     judges = list(profiles) or _spread(plans)
     names, runs, rows = find_blocks(model), runs_of(model), []
     trainable = {name: _trainable(model, name, names) for name in names}
-    with evaluating(model):
+    with showing(progress) as show, evaluating(model):
         for index, name in enumerate(names):
-            if watch is not None:
-                watch(f"block {name}", index, len(names))
+            show.watch(f"reconstructing block {name}", index, len(names))
             parameters, reason = trainable[name]
             if name not in runs:
                 reason = "it does not run on the example"
@@ -79,7 +75,7 @@ def reconstruct(
                 continue
             block = Block(model, name, runs[name], parameters, config)
             try:
-                rows.append(block.train(training, block.exams(held, judges), draw, rng, on_step))
+                rows.append(block.train(training, block.exams(held, judges), draw, rng))
             except UnevenError as uneven:
                 block.restore()
                 rows.append(BlockRow(name, None, None, False, str(uneven)))

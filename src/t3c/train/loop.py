@@ -15,6 +15,7 @@ from t3c.convert import state_of
 from t3c.errors import TrainError
 from t3c.nn.inputs import Inputs, evaluating
 from t3c.nn.view import sort_
+from t3c.progress import showing
 from t3c.spec import ImageSpec, Profile, ProfileChain
 from t3c.train.augment import Augmentation
 from t3c.train.checkpoint import alone
@@ -59,16 +60,19 @@ def fit(
     keep: Keep | None = None,
     targets: Targets | None = None,
     on_step: OnStep | None = None,
+    progress: bool = True,
 ) -> History:
     """Train an elastic model in place so that it is good at every profile.
 
-    `batches` yields (inputs, target) and is gone through again as often as needed. The teacher is
-    the original, since drift is measured from it; norms and dropout stay in evaluation mode. The
-    task is the loss that `config` names, or a `loss(outputs, target)` of one's own; `validation`
-    is measured at tiny, med and max on the way; `image` says how pictures are normalised, which
-    augmentations need. With `keep` the run leaves a record and can be taken up again. `targets`
-    are the profiles to be good at, as `find_targets` has them of a device; by default those of
-    counted work.
+    `batches` yields inputs, (inputs, target) or mappings with `labels`, and is gone through again
+    as often as needed; the term `task` alone reads targets. The teacher is the original, since
+    drift is measured from it; norms and dropout stay in evaluation mode. The task is the loss that
+    `config` names, or a `loss(outputs, target)` of one's own; `validation` is measured at tiny, med
+    and max on the way; `image` says how pictures are normalised, which augmentations need. With
+    `keep` the run leaves a record and can be taken up again. `targets` are the profiles to be good
+    at, as `find_targets` has them of a device; by default those of counted work. `on_step(step,
+    values)` gets the terms of each step; how far it is is told on stderr unless `progress` is
+    False.
     """
     config = config or TrainConfig()
     state_of(model)  # not elastic: say so before anything is written
@@ -81,6 +85,7 @@ def fit(
     with evaluating(model), moving(model, config), ExitStack() as stack:
         if folder is not None:
             stack.enter_context(alone(folder))
+        show = stack.enter_context(showing(progress and processes.main))
         run = Run(model, batches, config, keep, targets)
         network = NetworkTerms(model, task, config, augmentation, processes, run.last())
         processes.check_same(run.fingerprinted())
@@ -95,6 +100,7 @@ def fit(
             recorder.log(step, "train", values | {"learning_rate": run.rate(step)})
             if on_step is not None:
                 on_step(step, values)
+            show.watch(f"training: {_shown(values)}", step + 1, config.steps)
             if config.masks and step + 1 == config.steps:
                 sort_(model)  # what is validated and kept last is what is returned
             if validation is not None and _due(step, config.steps // VALIDATIONS, config):
@@ -163,6 +169,11 @@ def _descend(
 def _due(step: int, every: int, config: TrainConfig) -> bool:
     """Every so many steps, and after the last."""
     return (step + 1) % max(1, every) == 0 or step + 1 == config.steps
+
+
+def _shown(values: Mapping[str, float]) -> str:
+    """Return the terms that weigh something in one line."""
+    return ", ".join(f"{name} {value:.3g}" for name, value in values.items() if value)
 
 
 def _value(term: Tensor | None) -> float:

@@ -87,13 +87,14 @@ def loss_of(name: str, smoothing: float = 0.0) -> Loss:
 def _checked_classes(target: Tensor, classes: int, *, ignored: bool = False) -> Tensor:
     """Classes (n,) as int64, each within 0..classes - 1, or -100 where that is allowed."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise DataError(f"classes are integers, got {target.dtype}")
+        raise DataError(f"labels of classes are integers, got {target.dtype}")
     target = target.long()
     outside = (target < 0) | (target >= classes)
     if ignored:
         outside &= target != IGNORED
     if bool(outside.any()):
-        raise DataError(f"classes are 0 to {classes - 1}, got {int(target[outside][0])}")
+        got = int(target[outside][0])
+        raise DataError(f"the model's classes are 0 to {classes - 1}, got the label {got}")
     return target
 
 

@@ -23,7 +23,6 @@ from t3c.train.config import CLIP_NORM
 # Share of steps on inputs that the network compressed to the step's profile gives the block, which
 # is what the block will see; the rest are on the original's, where its own error is seen alone.
 MIX = 0.5
-OnStep = Callable[[str, int, float], object]
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ class Block:
         exams: list[Exam],
         draw: Callable[[], Profile],
         rng: np.random.Generator,
-        on_step: OnStep | None,
     ) -> BlockRow:
         """Train the block and compare it with what it was; what got worse is taken back."""
         before = self._examine(exams)
@@ -101,8 +99,6 @@ class Block:
                 raise TrainError(f"block {self.name!r}, step {step}: the loss is not finite")
             self._step(loss, optimizer)
             schedule.step()
-            if on_step is not None:
-                on_step(self.name, step, value)
         after = self._examine(exams)
         if after <= before:
             return BlockRow(self.name, before, after, True, "no worse on held-out samples")

@@ -68,7 +68,9 @@ class Run:
         self.validation: dict[int, Mapping[str, float]] = {}
         self.fingerprint = DataFingerprint()
         self.started = ""
-        self.stream = self._watched(forever(batches, config.steps))
+        self.stream = self._watched(
+            forever(batches, config.steps, labelled=config.computes("task"))
+        )
         path = None if keep is None else to_resume(keep, log.warning)
         self.waiting: list[Sample] = [next(self.stream)]
         first = self.waiting[0][0]
@@ -157,7 +159,7 @@ class Run:
     def _watched(self, stream: Iterator[Sample]) -> Iterator[Sample]:
         for index, (inputs, target) in enumerate(stream):
             if index < FINGERPRINTED and self.keep is not None:
-                self.fingerprint.update((inputs, target))
+                self.fingerprint.update((inputs,) if target is None else (inputs, target))
             yield inputs, target
 
     def _optimizer(self) -> torch.optim.Optimizer:

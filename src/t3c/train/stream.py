@@ -8,13 +8,17 @@ from typing import Any
 from torch import Tensor
 
 from t3c.errors import DataError
-from t3c.nn.inputs import Inputs, split_batch
+from t3c.nn.inputs import Inputs, split_batch, tensors
 
-Sample = tuple[Inputs, Tensor]
+Sample = tuple[Inputs, Tensor | None]
 
 
-def forever(batches: Iterable[Any], steps: int) -> Iterator[Sample]:
-    """`steps` pairs (inputs, target). A loader with `set_epoch` is told which time it is."""
+def forever(batches: Iterable[Any], steps: int, *, labelled: bool = False) -> Iterator[Sample]:
+    """Yield `steps` pairs (inputs, target), the target None where there is none.
+
+    Where they have to be `labelled`, batches without are refused. A loader with `set_epoch` is
+    told which time it is.
+    """
     done = epoch = 0
     while done < steps:
         before = done
@@ -23,8 +27,7 @@ def forever(batches: Iterable[Any], steps: int) -> Iterator[Sample]:
             set_epoch(epoch)
         for batch in batches:
             inputs, target = split_batch(batch)
-            if target is None:
-                raise DataError("training needs batches of (inputs, target)")
+            _check_target(target, len(tensors(inputs)[0]), labelled)
             done += 1
             yield inputs, target
             if done == steps:
@@ -33,3 +36,18 @@ def forever(batches: Iterable[Any], steps: int) -> Iterator[Sample]:
             ended = f"ended after {done} of {steps} batches: give what can be gone through again"
             raise DataError(f"the training data {ended if done else 'is empty'}")
         epoch += 1
+
+
+def _check_target(target: Any, samples: int, labelled: bool) -> None:
+    """Refuse labels that are missing where they are needed, or that are not of these samples."""
+    if target is None and labelled:
+        raise DataError(
+            "the term `task` needs labels: give batches of (inputs, target) or mappings with "
+            "`labels`, or leave the term out: Objective(task=0)"
+        )
+    if target is None:
+        return
+    if not isinstance(target, Tensor):
+        raise DataError(f"labels are a tensor, got {type(target).__name__}")
+    if target.shape[:1] != (samples,):
+        raise DataError(f"a batch of {samples} samples has labels of shape {tuple(target.shape)}")

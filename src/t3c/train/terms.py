@@ -30,7 +30,7 @@ class Batch:
     """The samples of a step: as they are with their target, and augmented ones, if any."""
 
     plain: Inputs
-    target: Tensor
+    target: Tensor | None
     augmented: Inputs | None
 
 
@@ -56,7 +56,7 @@ class NetworkTerms:
         )  # fmt: skip
 
     def __call__(
-        self, step: int, inputs: Inputs, target: Tensor, profile: Profile
+        self, step: int, inputs: Inputs, target: Tensor | None, profile: Profile
     ) -> dict[str, Tensor]:
         """Every term that weighs something, unweighted; means over the samples of all processes."""
         relaxed = relaxation(step, self.config)
@@ -82,7 +82,7 @@ class NetworkTerms:
         if not config.computes("distill", "augment", *FULL_TERMS):
             return {}
         plain, weight = self.processes.share(batch.plain)
-        target = batch.target[self.processes.rows]
+        target = None if batch.target is None else batch.target[self.processes.rows]
         parts, weights = [plain], [weight]
         if batch.augmented is not None:
             extra, extra_weight = self.processes.share(batch.augmented)
@@ -105,15 +105,16 @@ class NetworkTerms:
             makers["anchor"] = lambda: weight * match(full, teachers[0])
         return makers
 
-    def _task(self, outputs: Tensor, target: Tensor) -> Tensor:
+    def _task(self, outputs: Tensor, target: Tensor | None) -> Tensor:
         """The task's loss, which may be someone's own."""
+        assert target is not None
         value = self.loss(outputs, target)
         if not isinstance(value, Tensor) or value.dim():
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise DataError(f"a loss is one number, the mean over samples, got {shape}")
         return value
 
-    def _prepare(self, step: int, inputs: Inputs, target: Tensor) -> Batch:
+    def _prepare(self, step: int, inputs: Inputs, target: Tensor | None) -> Batch:
         """Augment the second half of the batch, if asked to."""
         config, rows = self.config, len(tensors(inputs)[0])
         half = rows // 2
@@ -121,4 +122,5 @@ class NetworkTerms:
             return Batch(inputs, target, None)
         random = noise(config.seed, step, "augment")
         moved = self.augmentation(select(inputs, slice(rows - half, None)), random)
-        return Batch(select(inputs, slice(rows - half)), target[: rows - half], moved)
+        kept = None if target is None else target[: rows - half]
+        return Batch(select(inputs, slice(rows - half)), kept, moved)

@@ -75,15 +75,10 @@ def run_demo(out: Path, say: Callable[[str], object], watch: Watch) -> Demo:
     write_original(model, out / "original.onnx")
     say(f"training once for every profile, {STEPS} steps")
     config = TrainConfig(steps=STEPS, seed=SEED)
-    fit(
-        model, digits.shifted(32, SEED), config,
-        on_step=lambda s, _: watch("training once", s + 1, STEPS),
-    )  # fmt: skip
+    fit(model, digits.shifted(32, SEED), config)
     say("exporting: calibrating this machine, allocating, packing, certifying")
     artifact = out / "digits.t3c"
-    export(
-        model, artifact, [digits.calibration], image=IMAGE, classes=CLASSES, say=say, watch=watch
-    )
+    export(model, artifact, [digits.calibration], image=IMAGE, classes=CLASSES)
     say("comparing with the original and with NNCF's int8, on data no step has seen yet")
     runtime = load(artifact)
     arrays = _data(digits)

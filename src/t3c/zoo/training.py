@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from t3c.exporter import ExportConfig, Timed, export
 from t3c.exporter.content import topology
 from t3c.files import write_atomic, writing
 from t3c.spec import TextSpec
-from t3c.train import History, Keep, TrainConfig, fit, reconstruct
+from t3c.train import History, Keep, fit, reconstruct
 from t3c.train.processes import Processes
 from t3c.train.run import to_resume
 from t3c.train.targets import find_targets
@@ -86,12 +86,12 @@ def train_recipe(
     config = recipe.train
     batches = subject.batches(recipe.batch, config.seed, recipe.samples)
     with _timed(out):
-        _reconstruct(recipe, subject, out, begun, say, watch)
+        _reconstruct(recipe, subject, out, begun, say)
         say(f"training once for every profile: {config.steps} steps of {recipe.batch} samples")
         history = fit(
             model, batches, config,
             validation=subject.in_batches(subject.validation) if validated else None,
-            image=subject.image, keep=Keep(out, resume), on_step=told(config, watch),
+            image=subject.image, keep=Keep(out, resume),
         )  # fmt: skip
     seconds = _spent(out)
     if not (test and Processes().main):
@@ -107,9 +107,8 @@ def train_recipe(
     if recipe.export is not None:
         say("exporting")
         export_subject(
-            subject, model, recipe.export, out / "original.onnx", out / f"{subject.name}.t3c",
-            say=say, watch=watch,
-        )  # fmt: skip
+            subject, model, recipe.export, out / "original.onnx", out / f"{subject.name}.t3c"
+        )
     return Trained(subject, model, history, seconds, rows, len(subject.test[0]))
 
 
@@ -121,14 +120,12 @@ def export_subject(
     path: Path,
     *,
     timed: Timed | None = None,
-    say: Say,
-    watch: Watch,
 ) -> None:
     """Write a subject's trained model as an artifact, and its original beside it."""
     write_original(model, original, axes=subject.axes)
     export(
         model, path, [subject.calibration], config, name=subject.name, image=subject.image,
-        classes=subject.classes, axes=subject.axes, timed=timed, say=say, watch=watch,
+        classes=subject.classes, axes=subject.axes, timed=timed,
         tokenizer=subject.text.tokenizer if subject.text else None,
         text=TextSpec(subject.text.bos) if subject.text else None,
     )  # fmt: skip
@@ -175,7 +172,6 @@ def _reconstruct(
     out: Path,
     begun: bool,
     say: Say,
-    watch: Watch,
 ) -> None:
     """Reconstruct block by block, if that is asked for; a run begun starts from what it had."""
     path = out / RECONSTRUCTED
@@ -196,18 +192,8 @@ def _reconstruct(
     count = min(recipe.samples or BLOCK_SAMPLES, BLOCK_SAMPLES)
     batches = subject.batches(recipe.batch, recipe.train.seed, count)
     targets = find_targets(subject.model, subject.train[0], recipe.train.goal).profiles
-    reconstruct(subject.model, batches, recipe.blocks, profiles=list(targets), watch=watch)
+    reconstruct(subject.model, batches, recipe.blocks, profiles=list(targets))
     write_atomic(path, save({n: p.detach().contiguous() for n, p in parameters.items()}))
-
-
-def told(config: TrainConfig, watch: Watch) -> Callable[[int, Mapping[str, float]], object]:
-    """Progress with the value of every term that weighs something."""
-
-    def on_step(step: int, values: Mapping[str, float]) -> None:
-        shown = " ".join(f"{name} {value:.3f}" for name, value in values.items() if value)
-        watch(f"step {step + 1} of {config.steps}: {shown}", step + 1, config.steps)
-
-    return on_step
 
 
 def _read(path: Path) -> dict[str, Any]:
