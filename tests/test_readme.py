@@ -1,20 +1,28 @@
-"""What the README says runs."""
+"""What the README and the documents say runs."""
 
 from __future__ import annotations
 
+import ast
+import copy
+import inspect
 import io
 import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
+import t3c
 from conftest import BRIEFLY
+from hurried import hurried
 from t3c.cli import main
+from t3c.zoo.digits import Digits
 
-# Put before the README's code, which stays as it is: what it leaves to defaults is made smaller.
+# Put before the documents' code, which stays as it is: what it leaves to defaults is made smaller.
 LESS_EFFORT = """
 from typing import Any
 
@@ -36,14 +44,34 @@ DigitsNet.__init__.__defaults__ = ((16, 32, 64), 1, (2, 1, 2, 1))
 ROOT = Path(__file__).parents[1]
 
 
+def calls(code: str) -> list[str]:
+    """The lines of some code that use the library."""
+    return [line for line in code.splitlines() if re.search(r"\bt3c\.[a-z_]\w*\(|\brt\(", line)]
+
+
 def blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
-def test_the_code_runs(tmp_path: Path) -> None:
+def test_the_door_runs_in_three_lines(
+    trained: nn.Module, digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (code,) = blocks("README.md", "python")
-    calls = [line for line in code.splitlines() if re.search(r"\bt3c\.\w+\(|\brt\(", line)]
-    assert len(calls) == 5
+    assert len(calls(code)) == 3
+    hurried(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    x = digits.test[0][:1].numpy()
+    names: dict[str, Any] = {"model": copy.deepcopy(trained), "data": [digits.calibration], "x": x}
+    exec(code, names)
+    assert names["made"].path == Path("resnet.t3c")
+    assert names["y"].shape == (1, 10)
+    assert names["rt"].profile in {"tiny", "small", "med", "large", "max"}
+
+
+def test_the_parts_run_in_five_lines(tmp_path: Path) -> None:
+    door, code = blocks("docs/compress.md", "python")
+    assert len(calls(door)) == 1
+    assert len(calls(code)) == 5
     done = subprocess.run(
         [sys.executable, "-c", BRIEFLY + LESS_EFFORT + code],
         cwd=tmp_path,
@@ -54,6 +82,19 @@ def test_the_code_runs(tmp_path: Path) -> None:
     profile, epsilon = done.stdout.split()
     assert profile in {"tiny", "small", "med", "large", "max"}
     assert 0 < float(epsilon) < 5
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/compress.md"])
+def test_the_door_takes_what_the_code_gives_it(name: str) -> None:
+    given = [
+        {word.arg for word in node.keywords}
+        for code in blocks(name, "python")
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "t3c.compress"
+    ]
+    assert given
+    for words in given:
+        assert words <= set(inspect.signature(t3c.compress).parameters)
 
 
 @pytest.mark.parametrize(

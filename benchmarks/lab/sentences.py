@@ -70,8 +70,9 @@ class SentenceRecipe:
 
     @property
     def key(self) -> str:
-        """A name for these settings; what else the code does is not in it."""
-        told = json.dumps([asdict(self), HELD, LENGTH], sort_keys=True)
+        """A name for these settings and shapes; what else the code does is not in it."""
+        shapes = {name: list(t.shape) for name, t in new_network(self.network).state_dict().items()}
+        told = json.dumps([asdict(self), HELD, LENGTH, shapes], sort_keys=True)
         return f"{self.network}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 

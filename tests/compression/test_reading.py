@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 from torch import nn
 
+from folders import make_stories, make_texts
 from t3c.compression.pictures import Preprocessing
 from t3c.compression.reading import read_data
-from t3c.compression.source import Source, Task
+from t3c.compression.source import Source, Task, open_source
 from t3c.errors import DataError
 
 HOW = Preprocessing(resize=(8, 8), crop=None)
@@ -94,3 +95,41 @@ def test_what_does_not_suit_the_model(tmp_path: Path) -> None:
         read_data(vision(), tmp_path / "a.txt")
     with pytest.raises(DataError, match="no such file or folder"):
         read_data(vision(), tmp_path / "none")
+
+
+def test_texts_are_filled_up_to_what_the_model_reads(tmp_path: Path) -> None:
+    model, data = make_texts(tmp_path)
+    source = open_source(str(model))
+    assert source.most_tokens == 40
+    read = read_data(source, data)
+    assert isinstance(read.inputs, dict)
+    assert {name: value.shape for name, value in read.inputs.items()} == {
+        "input_ids": (180, 40), "attention_mask": (180, 40)
+    }  # fmt: skip
+    assert read.inputs["attention_mask"].sum(dim=1).tolist() == [10] * 180
+    assert read.labels is not None
+    assert set(read.labels.tolist()) == {0, 1}
+    example = source.like(read.at(slice(2)).inputs).example
+    assert isinstance(example, dict)
+    assert example["input_ids"].shape == (2, 40)
+    with pytest.raises(DataError, match="reads at most 40 tokens: give --length 40 or less"):
+        read_data(source, data, length=41)
+
+
+def test_of_two_texts_a_token_says_which_it_is_of(tmp_path: Path) -> None:
+    model, _ = make_texts(tmp_path)
+    source, data = open_source(str(model)), tmp_path / "pairs.tsv"
+    data.write_text("sentence1\tsentence2\tlabel\nw1 w2\tw3\tbad\nw4\tw5 w6 w7\tgood")
+    read = read_data(source, data, length=10)
+    assert isinstance(read.inputs, dict)
+    assert read.inputs["token_type_ids"].sum(dim=1).tolist() == [2, 4]
+
+
+def test_running_text_is_windows_that_begin_alike(tmp_path: Path) -> None:
+    model, data = make_stories(tmp_path)
+    read = read_data(open_source(str(model)), data, length=8)
+    assert isinstance(read.inputs, dict)
+    ids = read.inputs["input_ids"]
+    assert ids.shape == (214, 8)
+    assert set(ids[:, 0].tolist()) == {1}
+    assert ids[:, 1:].flatten().tolist() == [int(w[1:]) for w in data.read_text().split()][:1498]

@@ -28,14 +28,15 @@ RECIPE = SentenceRecipe("minilm", epochs=2, batch=20, learning_rate=0.1)
 
 
 class Bag(nn.Module):
-    """An encoder without order: each word's own vector; it takes and returns what BERT does."""
+    """A classifier without order: the mean of the words' own vectors; called as BERT is."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(40, 8)
+        self.table, self.head = nn.Embedding(40, 8), nn.Linear(8, 2)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor]:
-        return (self.table(input_ids),)
+        words = attention_mask[..., None].float()
+        return (self.head((self.table(input_ids) * words).sum(dim=1) / words.sum(dim=1)),)
 
 
 def sentences_of(count: int) -> tuple[Tensor, Tensor]:
@@ -51,12 +52,12 @@ def sentences_of(count: int) -> tuple[Tensor, Tensor]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentences, "sst2_ids", lambda split, length: sentences_of(HELD + 1000))
-    monkeypatch.setattr(sentences, "new_network", lambda name: SentenceClassifier(Bag(), 8, 2))
+    monkeypatch.setattr(sentences, "new_network", lambda name: SentenceClassifier(Bag()))
 
 
 def test_padding_does_not_change_an_answer() -> None:
     torch.manual_seed(0)
-    model = SentenceClassifier(Bag(), 8, 2)
+    model = SentenceClassifier(Bag())
     ids = torch.tensor([[3, 5, 7]])
     filled = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], dim=1)
     torch.testing.assert_close(model(filled), model(ids))
@@ -79,7 +80,7 @@ def test_it_learns_and_is_trained_once(small: None, tmp_path: Path) -> None:
     said: list[str] = []
     path = train_sentences(RECIPE, tmp_path, say=said.append, watch=lambda *about: None)
     assert said[-1].startswith("epoch 2 of 2")
-    model = SentenceClassifier(Bag(), 8, 2)
+    model = SentenceClassifier(Bag())
     model.load_state_dict(load_file(path))
     ids, labels = sentences_of(HELD + 1000)
     assert sentence_accuracy(model, (ids[-HELD:], labels[-HELD:])) > 0.8

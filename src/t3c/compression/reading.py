@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from t3c.nn.inputs import check_like
 from t3c.runtime.reading import read_arrays
 
 LENGTH = 128  # tokens of a text, unless told
+PAIRED = ("token_type_ids",)  # which of two texts a token is of, where a model asks
 SEPARATOR = "<|endoftext|>"
 Watch = Callable[[str, int, int], object]
 
@@ -54,10 +55,18 @@ def _of_path(source: Source, path: Path, length: int | None, watch: Watch) -> Da
     if not source.reads_text:
         raise DataError(f"{path}: {source.name} does not read text: give a folder or an .npz")
     if source.task is Task.LANGUAGE:
-        return read_running(source, path, length or LENGTH)
+        return read_running(source, path, _length(source, length))
     if path.suffix not in SUFFIXES:
         raise DataError(f"{path}: texts come as {', '.join(SUFFIXES)} with a header")
-    return read_texts(source, path, length or LENGTH)
+    return read_texts(source, path, _length(source, length))
+
+
+def _length(source: Source, asked: int | None) -> int:
+    """Return how many tokens a text has: as asked, else 128 or the most that the model reads."""
+    most = source.most_tokens
+    if asked is not None and asked > most:
+        raise DataError(f"{source.name} reads at most {most} tokens: give --length {most} or less")
+    return asked or min(LENGTH, most)
 
 
 def read_npz(path: Path) -> Data:
@@ -129,8 +138,9 @@ def read_texts(source: Source, path: Path, length: int) -> Data:
     encoded = tokenizer(
         *columns, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
     )
-    wanted = source.example if isinstance(source.example, dict) else {}
-    inputs = {name: encoded[name] for name in encoded if not wanted or name in wanted}
+    assert isinstance(source.example, Mapping)
+    takes = {*source.example, *(PAIRED if len(columns) == 2 else ())}
+    inputs = {name: encoded[name] for name in encoded if name in takes}
     labels = None
     if table.labels is not None and source.classes is not None:
         labels = torch.tensor(class_numbers(table, source.classes))

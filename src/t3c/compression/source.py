@@ -21,6 +21,7 @@ from t3c.errors import DataError
 from t3c.nn.inputs import Inputs, check_inputs, split_batch, tensors
 from t3c.spec import ImageSpec
 
+LONGEST = 1 << 20  # tokens, for models that name no limit
 PREPROCESSOR = "preprocessor_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 
@@ -56,6 +57,17 @@ class Source:
     @property
     def reads_text(self) -> bool:
         return self.task in (Task.TEXTS, Task.EMBEDDING, Task.LANGUAGE)
+
+    @property
+    def most_tokens(self) -> int:
+        """Return how many tokens the model reads at once, by its configuration and tokenizer."""
+        configs = [getattr(module, "config", None) for module in self.model.modules()]
+        positions = [getattr(config, "max_position_embeddings", None) for config in configs]
+        return int(min(self.tokenizer.model_max_length, *filter(None, positions), LONGEST))
+
+    def like(self, samples: Inputs) -> Source:
+        """Return the model with samples as its example: texts are as long as they were read."""
+        return replace(self, example=samples) if self.reads_text else self
 
 
 class Classifier(nn.Module):

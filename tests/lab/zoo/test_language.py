@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lab.zoo import language
-from lab.zoo.glue import encode
 from lab.zoo.language import load_decoder, load_encoder
 from t3c.compression.decoder import Decoder
 from t3c.errors import DataError
@@ -82,7 +81,10 @@ def test_a_classifier_is_as_it_was_and_takes_what_its_tokenizer_makes(
     words(tmp_path, kind)
     loaded = load_encoder(str(tmp_path), classes=3)
     assert (loaded.name, loaded.pretrained) == (tmp_path.name, True)
-    inputs = encode(loaded.tokenizer, TEXTS, length=8)
+    assert loaded.tokenizer is not None
+    columns = [list(column) for column in zip(*TEXTS, strict=True)]
+    wanted = {"padding": "max_length", "max_length": 8, "return_tensors": "pt"}
+    inputs = dict(loaded.tokenizer(*columns, **wanted))
     assert ("token_type_ids" in inputs) == (kind == "bert")
     assert torch.equal(call(loaded.model, inputs), call(saved, inputs))
     assert call(loaded.model, loaded.example).shape == (2, 3)
