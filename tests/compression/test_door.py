@@ -264,7 +264,7 @@ def test_unlabelled_data_is_judged_by_unchanged_answers(
     assert told.out == ""
     lines = told.err.splitlines()
     assert all(re.match(r" *\d+:\d\d  ", line) for line in lines), told.err
-    stages = [line[7:] for line in lines]
+    stages = [line[7:].strip() for line in lines]
     assert stages.count("tracing the model") == 1  # what is called within tells nothing twice
     assert stages[-1].startswith(f"done: {tmp_path / 'a.t3c'}")
     assert {variant.accuracy for variant in made.result.variants} == {None}
