@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from conftest import counted, counted_profiles, supply_times
-from t3c.compression import compare, elastic, pipeline, teach
+from t3c.compression import compare, elastic, improve, teach
 from t3c.compression.plan import RunPlan
 from t3c.device import calibrate as calibration
 
@@ -18,9 +18,9 @@ def hurried(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(calibration._Run, "measure", counted_profiles)
     patch.setattr(compare, "ROUNDS", 3)
     patch.setattr(elastic, "time_layer", lambda engine, spec, ranks: counted(None, [(spec, ranks)]))
-    patch.setattr(pipeline, "AIMS", (0.2, 0.5))
-    patch.setattr(pipeline, "CANDIDATES", 2)
+    patch.setattr(improve, "AIMS", (0.2, 0.5))
+    patch.setattr(improve, "CANDIDATES", 2)
     patch.setattr(sys.modules["t3c.compression.measure"], "ROUNDS", 3)
     patch.setattr(teach, "PROBE_STEPS", 1)
-    patch.setattr(teach, "_step_seconds", lambda lesson: 2.0)
+    patch.setattr(teach, "_step_seconds", lambda lesson: 0.6)
     patch.setattr(RunPlan, "left", lambda plan, spent: 60.0)

@@ -20,7 +20,8 @@ from lab.subjects import Subject
 from t3c.artifact.devices import LayerTiming
 from t3c.certify.sensitivity import layer_sensitivities
 from t3c.compression.data import Data
-from t3c.compression.pipeline import SIZE_WEIGHT, Compression, Options
+from t3c.compression.improve import SIZE_WEIGHT
+from t3c.compression.pipeline import Compression, Options
 from t3c.compression.plan import plan_run
 from t3c.compression.source import open_source
 from t3c.compression.stages import Stages

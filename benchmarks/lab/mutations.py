@@ -171,7 +171,7 @@ def _nudged(value: Any, rng: Random) -> Any:
 
 def _doubled_key(text: str, rng: Random) -> bytes:
     at = [i for i, letter in enumerate(text) if letter == "{"]
-    extra = rng.choice(('"schema_version":2,', '"name":"x",', '"rank":99,', '"":{},'))
+    extra = rng.choice(('"schema_version":3,', '"name":"x",', '"rank":99,', '"":{},'))
     place = rng.choice(at) + 1 if at else 0
     return (text[:place] + extra + text[place:]).encode()
 

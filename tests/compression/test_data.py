@@ -54,6 +54,30 @@ def test_an_iterator_that_was_read_and_one_too_large_are_refused(
         gathered(3)
 
 
+def test_rows_of_a_data_set_are_kept_for_the_model_to_encode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [{"sentence": f"film {i}", "label": i % 2} for i in range(3)]
+    assert gathered(iter(rows)) == rows
+    monkeypatch.setattr(module, "MOST_ROWS", 2)
+    with pytest.raises(DataError, match="more than 2 rows: give some"):
+        gathered(rows)
+
+
+def test_samples_of_an_encoded_data_set_are_put_together() -> None:
+    samples = [{"input_ids": [1, 2, i], "labels": i % 2} for i in range(4)]
+    found = gathered(samples)
+    assert isinstance(found, Data)
+    assert isinstance(found.inputs, dict)
+    assert found.inputs["input_ids"].shape == (4, 3)
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 1, 0, 1]
+    with pytest.raises(DataError, match="a batch of the data"):
+        gathered([*samples, {"input_ids": [1, 2], "labels": 0}])
+    with pytest.raises(DataError, match="'input_ids' is no array"):
+        gathered([{"input_ids": [[1, 2], [3]], "labels": [0, 1]}])
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(DataError, match="NaN or infinite"):

@@ -19,7 +19,7 @@ import t3c
 from hurried import hurried
 from t3c.artifact.reader import Artifact
 from t3c.cli import main
-from t3c.compression import compare, pipeline
+from t3c.compression import compare, improve, pipeline
 from t3c.compression.door import Compressed, compress
 from t3c.errors import ArtifactError, DataError, SpecError, T3CError
 from t3c.zoo.digits import Digits
@@ -57,7 +57,7 @@ def test_an_artifact_with_its_table_its_report_and_its_record(
     assert list(rows) == ["full", "ptq8", *(f"t3c-{name}" for name in names)]
     assert {row.samples for row in rows.values()} == {500}
     assert rows["full"].below_full_ci95 is not None
-    assert made.path.with_suffix(".html").read_text().count("<figure>") == 2
+    assert made.path.with_suffix(".html").read_text().count("<figure>") == 3
     record = json.loads((made.path.with_name("digits.t3c.work") / "record.json").read_text())
     assert {row["profile"] for row in record["candidates"]} == {*names, None} or names == ["max"]
     assert sum(record["samples"].values()) >= 1000
@@ -141,8 +141,11 @@ def test_what_is_done_is_not_done_again(
     with pytest.raises(ArtifactError, match=r"digits.t3c exists: name another"):
         asked(trained, digits, made.path)
     kept = made.path.rename(tmp_path / "kept.t3c")
-    for name in ("make_elastic", "choose_kernels", "probe", "teach", "export"):
-        monkeypatch.setattr(pipeline, name, refuse(name, getattr(pipeline, name)))
+    for module, name in (
+        (pipeline, "make_elastic"), (pipeline, "choose_kernels"), (improve, "probe"),
+        (improve, "teach"), (pipeline, "export"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, refuse(name, getattr(module, name)))
     again = asked(trained, digits, made.path)
     assert Artifact(again.path).content == Artifact(kept).content
     assert again.choices == made.choices
@@ -174,7 +177,7 @@ def test_a_run_that_was_stopped_goes_on(
         asked(trained, digits, tmp_path / "a.t3c")
     assert not (tmp_path / "a.t3c").exists()
     monkeypatch.setattr(pipeline, "export", whole)
-    monkeypatch.setattr(pipeline, "teach", lambda *_: pytest.fail("it was trained again"))
+    monkeypatch.setattr(improve, "teach", lambda *_: pytest.fail("it was trained again"))
     assert asked(trained, digits, tmp_path / "a.t3c").path.is_dir()
 
 
@@ -213,7 +216,7 @@ def test_a_record_decides_again_and_the_content_is_the_same(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     hurried(monkeypatch)
-    measured = [(pipeline, "choose_kernels"), (pipeline, "time_points"), (pipeline, "probe")]
+    measured = [(pipeline, "choose_kernels"), (pipeline, "time_points"), (improve, "probe")]
     for module, name in (*measured, (compare.Placing, "place")):
         monkeypatch.setattr(module, name, lambda *_, name=name, **__: pytest.fail(name))
     record = made.path.with_name("digits.t3c.work") / "record.json"

@@ -23,7 +23,7 @@ import os, signal, sys
 import pytest
 from test_door import hurried
 from t3c.cli import main
-from t3c.report.progress import Show
+from t3c.progress import Show
 from t3c.zoo import demo
 
 hurried(pytest.MonkeyPatch())
@@ -51,7 +51,7 @@ def demo(out: Path, last: str = "") -> CompletedProcess[str]:
     )  # fmt: skip
 
 
-STAGES = ["base", "choose", "convert", "int8", "probe", "time"]
+STAGES = ["answers", "base", "choose", "convert", "int8", "probe", "round", "teacher", "time"]
 
 
 def names_of(finished: dict[Path, int]) -> list[str]:

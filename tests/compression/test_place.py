@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t3c.compression.place import Candidate, Fate, Plain, falling, place
+from t3c.errors import SpecError
 
 COUNT = 40_000
 
@@ -58,6 +59,15 @@ def test_what_is_slower_than_a_larger_one_is_not_shipped() -> None:
     slow = replace(candidates[0], p50=2.0)
     rows = place([slow, *candidates[1:]], REFERENCE, 0.005).rows
     assert rows[0].fate is Fate.SLOWER
+
+
+def test_what_was_not_judged_is_not_shipped() -> None:
+    candidates = chain(0.01, 0.004, 0.002, 0.0)
+    rows = place([replace(candidates[0], losses=None), *candidates[1:]], REFERENCE, 0.005).rows
+    assert (rows[0].fate, rows[0].drop, rows[0].profile) == (Fate.LOSES, None, None)
+    assert rows[1].profile == "med"
+    with pytest.raises(SpecError, match="the largest was not judged"):
+        place([*candidates[:-1], replace(candidates[-1], losses=None)], REFERENCE, 0.005)
 
 
 def test_plain_int8_has_to_be_beaten() -> None:

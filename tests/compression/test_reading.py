@@ -133,3 +133,35 @@ def test_running_text_is_windows_that_begin_alike(tmp_path: Path) -> None:
     assert ids.shape == (214, 8)
     assert set(ids[:, 0].tolist()) == {1}
     assert ids[:, 1:].flatten().tolist() == [int(w[1:]) for w in data.read_text().split()][:1498]
+
+
+def test_rows_of_a_data_set_are_read_as_files_are(tmp_path: Path) -> None:
+    model, data = make_texts(tmp_path)
+    source, lines = open_source(str(model)), data.read_text().splitlines()
+    names = lines[0].split("\t")
+    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in lines[1:]]
+    read, wanted = read_data(source, rows), read_data(source, data)
+    assert read.keys() == wanted.keys()
+    assert read.labels is not None
+    assert wanted.labels is not None
+    assert read.labels.tolist() == wanted.labels.tolist()
+    with pytest.raises(DataError, match="the data, row 1: the text is empty"):
+        read_data(source, [rows[0], {**rows[1], names[0]: " ", names[1]: " "}])
+    with pytest.raises(DataError, match="does not read rows of texts"):
+        read_data(vision(), rows)
+
+
+def test_rows_of_pictures_have_classes_by_name_or_number() -> None:
+    pictures = [Image.new("L", (9, 9), 40 * i) for i in range(3)]
+    for labels in ((1, 0, 1), ("dog", "cat", "dog")):
+        rows = [{"image": p, "label": n} for p, n in zip(pictures, labels, strict=True)]
+        read = read_data(vision(), rows)
+        assert tuple(read.inputs.shape) == (3, 3, 8, 8)  # type: ignore[union-attr]
+        assert read.labels is not None
+        assert read.labels.tolist() == [1, 0, 1]
+    assert read_data(vision(), [{"image": pictures[0]}]).labels is None
+    with pytest.raises(DataError, match="row 0: the model has no class 'cow'"):
+        read_data(vision(), [{"image": pictures[0], "label": "cow"}])
+    plain = Source("net", vision().model, torch.zeros(2, 3, 8, 8), Task.OUTPUTS)
+    with pytest.raises(DataError, match="does not say how pictures are prepared"):
+        read_data(plain, [{"image": pictures[0]}])

@@ -398,12 +398,12 @@ def test_profiles_are_those_that_budgets_ask_for(
     calibrated = SimpleNamespace(
         profiles={n: SimpleNamespace(p50=t, ci95=(t, t)) for n, t in times.items()}
     )
-    monkeypatch.setattr(EXPORTER, "calibrate", lambda *_, **__: calibrated)
+    monkeypatch.setattr(EXPORTER.Bench, "calibrated", lambda *_, **__: calibrated)
     sizes = SimpleNamespace(size_bytes=times.__getitem__)
     chosen, pruned = EXPORTER.choose(
         found,
         SimpleNamespace(manifest=sizes),
-        EXPORTER.Bench(None, timed.layers, config, lambda *_: None),
+        EXPORTER.Bench(None, timed, config, None),
     )
     largest = [max(n for n in names if times[n] <= b * len(names)) for b in (0.35, 0.62)]
     points = {p.name: p.points for p in found.profiles}

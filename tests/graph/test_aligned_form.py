@@ -32,12 +32,14 @@ from t3c.evidence.original import beside, to_original
 from t3c.evidence.program import Program, executed
 from t3c.evidence.worst_case import norms_of, worst_cases
 from t3c.exporter import content
+from t3c.exporter.content import COUNTED
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.described import Described
 from t3c.graph import aligning
 from t3c.graph.aligning import aligned_stages, choose_columns, execution, kept_columns
 from t3c.graph.assemble import assemble, synthetic_group, synthetic_layer
 from t3c.graph.builder import Stage, dequantized, quantize_rows
+from t3c.quant.ranges import Spread
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 
 LINEAR = LayerSpec(
@@ -159,13 +161,15 @@ def test_ranges_are_those_of_the_float_graph_in_aligned_form(net: Written) -> No
     session = TorchSession(
         assemble(net.artifact, profile, dict.fromkeys(profile.points, Form.ALIGNED), None)
     )
-    seen: dict[str, tuple[float, float]] = {}
+    seen: dict[str, Spread] = {}
 
     def watch(name: str, value: Tensor) -> None:
-        seen[name] = float(value.min()), float(value.max())
+        seen[name] = Spread()
+        seen[name].widen(value)
+        seen[name].add(value[:COUNTED])
 
     session.observe([net.samples.numpy()], watch)
-    inner = {name: limits for name, limits in seen.items() if name.endswith("/aligned")}
+    inner = {n: spread.fitted() for n, spread in seen.items() if n.endswith("/aligned")}
     assert len(inner) == 5  # one for each use: a layer that is used twice has two
     stored = net.artifact.ranges("mid")
     for name, limits in inner.items():

@@ -29,8 +29,9 @@ from t3c.exporter.allocate import Allocated
 from t3c.exporter.content import pack, topology, write
 from t3c.exporter.described import Described
 from t3c.graph import tensorrt, tensorrt_rules
-from t3c.graph.assemble import activation_grid, assemble, candidate_groups
+from t3c.graph.assemble import assemble, candidate_groups
 from t3c.graph.tensorrt import problems, tensorrt_model, write_tensorrt
+from t3c.quant.grid import activation_grid
 from t3c.spec import Form, LayerPoint, Profile, ProfileChain
 
 Array = np.ndarray

@@ -22,7 +22,7 @@ from t3c.engines.onnxruntime import unsigned_activations
 from t3c.engines.torch import TorchSession
 from t3c.errors import DataError, EngineError, SpecError
 from t3c.evidence.audit import audit, over
-from t3c.graph.assemble import activation_grid, assemble
+from t3c.graph.assemble import assemble
 from t3c.nn import at
 from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.runtime import Runtime, load
@@ -247,14 +247,6 @@ def test_the_reference_engine_refuses_what_it_does_not_know() -> None:
     graph = helper.make_graph([node], "g", [value], [value])
     with pytest.raises(EngineError, match="no operation Loop"):
         TorchSession(helper.make_model(graph))
-
-
-def test_activation_grids_cover_their_range() -> None:
-    scale, zero = activation_grid(0.0, 5.1)
-    assert (zero.dtype, float(scale) * 255) == (np.uint8, pytest.approx(5.1))
-    scale, zero = activation_grid(-3.0, 1.0)
-    assert (zero.dtype, float(scale) * 127) == (np.int8, pytest.approx(3.0))
-    assert float(activation_grid(0.0, 0.0)[0]) > 0
 
 
 def test_onnxruntime_counts_signed_activations_from_128(made: Made) -> None:

@@ -384,7 +384,7 @@ def test_data_that_cannot_be_trained_on(model: nn.Module, digits: Digits) -> Non
         fit(model, [], TrainConfig(steps=2))
     whole = TrainConfig(steps=2, full="trained")
     for batches, message in (
-        ([x], "the term `task` needs labels: give batches of"),
+        ([x], "training needs labels: give batches of"),
         ([(x, y[:3])], r"a batch of 4 samples has labels of shape \(3,\)"),
         ([(x, y.tolist())], "labels are a tensor, got list"),
         ([(x, y.float())], "labels of classes are integers, got torch.float32"),

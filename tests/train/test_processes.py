@@ -29,7 +29,7 @@ from t3c.zoo.digits import Digits
 
 # Much decay: parameters that a step does not use must not feel it in two processes either.
 BASE: dict[str, Any] = {
-    "steps": 5, "learning_rate": 1e-2, "weight_decay": 1.0, "goal": Goal(worst_drift=5.0),
+    "steps": 5, "learning_rate": 1e-3, "weight_decay": 1.0, "goal": Goal(worst_drift=5.0),
     "objective": Objective(certificate=0.1),
 }  # fmt: skip
 CONFIGS: dict[str, tuple[int, TrainConfig]] = {

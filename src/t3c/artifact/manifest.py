@@ -178,7 +178,7 @@ class NumericsEntry(Record):
     activations: Literal["int8", "float32"] = "int8"
     activation_rounding: Literal["half-to-even"] = "half-to-even"
     activation_scales: Literal["per-tensor"] = "per-tensor"
-    activation_zero: Literal["zero"] = "zero"
+    activation_zero: Literal["zero", "range"] = "zero"  # "range": where a range is uneven
     accumulators: Literal["int32"] = "int32"
 
 

@@ -110,7 +110,10 @@ class Artifact:
         low, high = values[known].astype(np.float64).T
         if (low > high).any() or (np.maximum(-low, high) > WIDEST).any():
             raise CorruptError(f"{self.path / DENSE}: {key} holds ranges that cannot be")
-        return {names[i]: (float(values[i, 0]), float(values[i, 1])) for i in known}
+        if self.manifest.numerics.activation_zero == "zero":
+            low = np.where(low < 0, -np.maximum(-low, high), low)
+            high = np.where(low < 0, -low, high)
+        return {names[i]: (float(a), float(b)) for i, a, b in zip(known, low, high, strict=True)}
 
     def controller(self) -> Controlled | None:
         """The controller, if the artifact carries one."""

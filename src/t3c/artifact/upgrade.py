@@ -13,7 +13,7 @@ from typing import Any
 
 from t3c.errors import CorruptError, VersionError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def upgraded(data: Any, path: Path) -> dict[str, Any]:
@@ -54,4 +54,9 @@ def _layer_from_1(layer: dict[str, Any], profiles: list[Any]) -> dict[str, Any]:
     }
 
 
-STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+def _from_2(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 3 has activations with zero points, and says so in `numerics`."""
+    return data
+
+
+STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
-from t3c.compression.place import TINY_TIMES, Candidate, Placed, Plain, place
+from t3c.compression.place import TINY_TIMES, Candidate, Placed, Plain, in_order, place
 from t3c.device.execution import example_inputs, execution_of
 from t3c.device.machine import describe
-from t3c.device.measured import time_sessions
+from t3c.device.measured import runners, time_sessions
 from t3c.engines import Engine, Session
 from t3c.engines.openvino import OpenVINO
 from t3c.engines.protocol import Array
 from t3c.evidence.int8 import Int8, ptq8, ptq8w
 from t3c.evidence.quality import Scorer
 from t3c.evidence.served import run_of
+from t3c.measure.latency import paced
 
-ROUNDS = 60
+ROUNDS, TIMED_SECONDS = 60, 12.0  # at the least, of all candidates together
 BEYOND = 2  # candidates in a row that lose more than tiny may: smaller ones do too
 Watch = Callable[[str, int, int], object]
 
@@ -39,7 +40,7 @@ def plain_int8(
 
 @dataclass(frozen=True)
 class Placing:
-    """Places the profiles of a draft by quality, from the largest down; keeps what it saw."""
+    """Places the profiles of a draft by time and quality, from the largest down."""
 
     engine: Engine
     scorer: Scorer
@@ -47,35 +48,47 @@ class Placing:
     watch: Watch
 
     def place(self, draft: Artifact, table: DeviceTable) -> Placed:
-        """Run the candidates of a draft beside plain int8, and choose among them."""
-        losses, sessions = dict[str, Array](), dict[str, Session]()
+        """Time the candidates of a draft beside plain int8, judge those that are worth it, choose.
+
+        What is slower than a larger one is not judged.
+        """
+        sessions = self._compiled(draft, table)
+        inputs = example_inputs(draft)
+        self.watch(f"timing {len(sessions)} candidates in turns", 0, 1)
+        rounds = paced(runners(sessions, inputs), ROUNDS, seconds=TIMED_SECONDS)
+        times = time_sessions(sessions, inputs, rounds)
+        losses = dict[str, Array]()
         if self.plain is not None:
-            assert isinstance(self.engine, OpenVINO)
             self.watch("judging plain int8", 0, 1)
-            sessions[""] = self.engine.compile_read(self.plain.model)
             losses[""] = self.scorer.losses(run_of(sessions[""]), expected=True)
         reference, limit = self._reference(losses), self.scorer.judge.limit
-        chain, bits, beyond = list(draft.manifest.chain), describe(self.engine).weight_bits, 0
-        for index, profile in enumerate(reversed(chain)):
+        sizes = {p.name: draft.manifest.size_bytes(p.name) for p in draft.manifest.chain}
+        chain = [Candidate(name, times[name].p50, size) for name, size in sizes.items()]
+        wanted, beyond = [chain[index].name for index in in_order(chain)], 0
+        for index, name in enumerate(reversed(wanted)):
             if beyond == BEYOND:
                 break
-            self.watch("judging candidates", index, len(chain))
-            graph = execution_of(draft, table, profile).graph(draft, bits)
-            sessions[profile.name] = self.engine.compile(graph)
-            run = run_of(sessions[profile.name])
-            losses[profile.name] = self.scorer.losses(run, expected=True)
-            lost = float((losses[profile.name] - reference).mean())
+            self.watch("judging candidates", index, len(wanted))
+            losses[name] = self.scorer.losses(run_of(sessions[name]), expected=True)
+            lost = float((losses[name] - reference).mean())
             beyond = beyond + 1 if lost > TINY_TIMES * limit else 0
-        times = time_sessions(sessions, example_inputs(draft), ROUNDS)
-        candidates = [
-            Candidate(p.name, times[p.name].p50, draft.manifest.size_bytes(p.name), losses[p.name])
-            for p in chain
-            if p.name in losses
-        ]
         beside = None
         if self.plain is not None:
             beside = Plain(times[""].p50, self.plain.size_bytes, losses[""])
-        return place(candidates, reference, limit, beside)
+        judged = [replace(one, losses=losses.get(one.name)) for one in chain]
+        return place(judged, reference, limit, beside)
+
+    def _compiled(self, draft: Artifact, table: DeviceTable) -> dict[str, Session]:
+        """Return a session of each candidate, and that of plain int8 under the name ""."""
+        sessions, bits = dict[str, Session](), describe(self.engine).weight_bits
+        if self.plain is not None:
+            assert isinstance(self.engine, OpenVINO)
+            sessions[""] = self.engine.compile_read(self.plain.model)
+        for index, profile in enumerate(draft.manifest.chain):
+            self.watch("compiling candidates", index, len(draft.manifest.chain))
+            graph = execution_of(draft, table, profile).graph(draft, bits)
+            sessions[profile.name] = self.engine.compile(graph)
+        return sessions
 
     def _reference(self, losses: Mapping[str, Array]) -> Array:
         """Return the losses that a drop counts from: the original's, or plain int8's."""

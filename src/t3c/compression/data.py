@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from t3c.certify.slices import sample_keys
 from t3c.errors import DataError
-from t3c.nn.inputs import Inputs, check_finite, join, moved, select, split_batch, tensors
+from t3c.nn.inputs import (
+    LABELS,
+    Inputs,
+    check_finite,
+    check_like,
+    join,
+    moved,
+    select,
+    split_batch,
+    tensors,
+)
 
 MOST_BYTES = 6 << 30  # of samples held in memory at once
+MOST_ROWS = 100_000  # of a data set
 
 
 @dataclass(frozen=True)
@@ -70,11 +83,15 @@ def joined(parts: Sequence[Data]) -> Data:
     return Data(join([part.inputs for part in parts]), whole)
 
 
-def gathered(batches: Any) -> Data:
-    """Read Python data into memory: a Data, a batch, or an iterable of batches or samples.
+Rows = list[Mapping[str, Any]]  # of a data set: texts or pictures, each beside its label
 
-    A batch is inputs, (inputs, labels), or a mapping with `labels` in it; whatever yields more
-    than fits into 6 GiB is refused.
+
+def gathered(batches: Any) -> Data | Rows:
+    """Read Python data into memory: a Data, a batch, or an iterable of batches, samples or rows.
+
+    A batch is inputs, (inputs, labels), or a mapping with `labels` in it, a sample the same
+    without the axis of samples, a row a mapping with texts or pictures in it. Whatever yields
+    more than fits into 6 GiB is refused.
     """
     if isinstance(batches, Data):
         return batches
@@ -84,10 +101,31 @@ def gathered(batches: Any) -> Data:
         raise DataError(
             f"data is a folder, a file, or batches of inputs, got {type(batches).__name__}"
         )
+    iterator = iter(batches)
+    first = list(itertools.islice(iterator, 1))
+    if first and _is_row(first[0]):
+        rows = [*first, *itertools.islice(iterator, MOST_ROWS)]
+        if len(rows) > MOST_ROWS:
+            raise DataError(
+                f"the data has more than {MOST_ROWS:,} rows: give some, such as "
+                f"dataset.shuffle(seed=0).select(range({MOST_ROWS}))"
+            )
+        return rows
+    return _joined_batches(itertools.chain(first, iterator))
+
+
+def _is_row(value: Any) -> bool:
+    """Return whether a value is a row of a data set as it was written: nothing is encoded yet."""
+    held = value.values() if isinstance(value, Mapping) else ()
+    return any(isinstance(one, str | Image.Image) for one in held)
+
+
+def _joined_batches(batches: Iterable[Any]) -> Data:
     parts: list[Data] = []
     held = 0
     for batch in batches:
         parts.append(_batch(batch))
+        check_like(parts[-1].inputs, parts[0].inputs, "a batch of the data")
         held += parts[-1].bytes
         if held > MOST_BYTES:
             raise DataError(
@@ -102,7 +140,10 @@ def gathered(batches: Any) -> Data:
 def _batch(batch: Any) -> Data:
     """Read one batch, or one sample of a data set that yields a mapping of lists."""
     if isinstance(batch, Mapping):
-        batch = {name: _tensor(value) for name, value in batch.items()}
+        batch = {name: _tensor(name, value) for name, value in batch.items()}
+        label = next((batch[name] for name in LABELS if name in batch), None)
+        if label is not None and label.dim() == 0:  # one sample
+            batch = {name: value[None] for name, value in batch.items()}
     elif isinstance(batch, np.ndarray):
         batch = torch.from_numpy(batch)
     inputs, labels = split_batch(batch)
@@ -110,8 +151,13 @@ def _batch(batch: Any) -> Data:
     return Data(moved(inputs, cpu), None if labels is None else labels.to(cpu))
 
 
-def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+def _tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:  # lists of different lengths, objects
+        raise DataError(f"the data: {name!r} is no array: {error}") from error
 
 
 # The parts a data set is split into, in order, with the share of samples each gets. `test` is

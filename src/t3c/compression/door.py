@@ -13,7 +13,7 @@ from torch import nn
 from t3c.artifact.folder import staged
 from t3c.artifact.reader import Artifact
 from t3c.compression.choice import Choice
-from t3c.compression.data import Data, split
+from t3c.compression.data import Data, Rows, gathered, split
 from t3c.compression.kept import work_of
 from t3c.compression.measure import ARTIFACT, measure, write_beside
 from t3c.compression.pipeline import Compression, Options
@@ -26,7 +26,7 @@ from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, writing
 from t3c.measure.memory import keep_freed
-from t3c.nn.inputs import select
+from t3c.nn.inputs import Inputs, select
 from t3c.progress import showing
 from t3c.silence import silenced
 
@@ -44,10 +44,13 @@ class Compressed:
 
     def __str__(self) -> str:
         plain = next((v for v in self.result.variants if v.name.startswith("ptq8")), None)
-        told = [f"{self.path}: {Artifact(self.path).size_on_disk() / 1e6:.1f} MB on disk"]
-        for variant in self.result.variants:
-            if variant.name in ("full", "ptq8", "ptq8w", "t3c-tiny", "t3c-med", "t3c-max"):
-                told.append(_line(variant, plain))
+        told = [
+            _line(variant, plain)
+            for variant in self.result.variants
+            if variant.name in ("full", "ptq8", "ptq8w", "t3c-tiny", "t3c-med", "t3c-max")
+        ]
+        megabytes = Artifact(self.path).size_on_disk() / 1e6
+        told[0] += f"; {self.path}: {megabytes:.1f} MB for all profiles"
         return "\n".join(told)
 
 
@@ -101,8 +104,8 @@ def compress(
         if fresh:
             shutil.rmtree(work, ignore_errors=True)
         show.say(f"loading {model if isinstance(model, str | Path) else type(model).__name__}")
-        given = data if isinstance(data, str | Path | Data) or example is not None else list(data)
-        source = open_source(model, _first(given) if example is None else example)
+        given = data if isinstance(data, str | Path) else gathered(data)
+        source = open_source(model, _example_of(given) if example is None else example)
         for note in source.notes:
             show.say(f"{source.name}: {note}")
         show.say("reading data")
@@ -147,6 +150,6 @@ def _check_asked(out: Path, minutes: float, max_drop: float | None, length: int 
         raise SpecError(f"length must be at least 2 tokens, got {length}")
 
 
-def _first(data: Any) -> Any:
-    """Return the first batch of Python data, as an example of a module's inputs."""
-    return None if isinstance(data, str | Path) or not data else next(iter(data), None)
+def _example_of(data: str | Path | Data | Rows) -> Inputs | None:
+    """Return the first samples of Python data, as an example of a module's inputs."""
+    return data.at(slice(0, 2)).inputs if isinstance(data, Data) else None

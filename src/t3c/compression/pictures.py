@@ -75,6 +75,12 @@ def read_image(path: Path, how: Preprocessing) -> Tensor:
     # Pillow says SyntaxError of a broken chunk.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    return prepared(picture, how, str(path))
+
+
+def prepared(picture: Image.Image, how: Preprocessing, name: str) -> Tensor:
+    """Return a picture as an input (3, h, w); `name` is what an error calls it."""
+    picture = picture.convert("RGB")
     if how.resize is not None:
         height, width = _resized(picture, how.resize)
         picture = picture.resize((width, height), how.resample)
@@ -83,7 +89,7 @@ def read_image(path: Path, how: Preprocessing) -> Tensor:
         left, top = (picture.width - width) // 2, (picture.height - height) // 2
         if min(left, top) < 0:
             raise DataError(
-                f"{path} has {picture.width}x{picture.height} pixels, fewer than {width}x{height}"
+                f"{name} has {picture.width}x{picture.height} pixels, fewer than {width}x{height}"
             )
         picture = picture.crop((left, top, left + width, top + height))
     image = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().contiguous()

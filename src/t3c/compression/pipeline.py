@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -13,9 +12,9 @@ from torch import nn
 
 from t3c.artifact.devices import DeviceTable, LayerTiming
 from t3c.artifact.reader import Artifact
-from t3c.compression.choice import Choice, best, choices_of
+from t3c.compression.choice import Choice, choices_of
 from t3c.compression.compare import Placing, plain_int8
-from t3c.compression.data import Data, Parts
+from t3c.compression.data import Parts
 from t3c.compression.elastic import (
     STATISTICS,
     choose_kernels,
@@ -23,15 +22,14 @@ from t3c.compression.elastic import (
     make_elastic,
     restore_elastic,
 )
-from t3c.compression.judging import judge_of, view_losses
+from t3c.compression.improve import KEPT, goal_of, round_weights, train_once
+from t3c.compression.judging import judge_of
 from t3c.compression.kept import ORIGINAL
 from t3c.compression.measure import ARTIFACT, judge_profiles
-from t3c.compression.place import TINY_TIMES
 from t3c.compression.plan import RunPlan
 from t3c.compression.record import fingerprint, hashed
 from t3c.compression.source import Source, Task
 from t3c.compression.stages import Stage, Stages
-from t3c.compression.teach import Lesson, Plan, probe, teach
 from t3c.convert import smooth_, state_of
 from t3c.convert.state import STATE
 from t3c.device.calibrate import CalibrationConfig
@@ -45,19 +43,12 @@ from t3c.evidence.original import write_original
 from t3c.evidence.quality import Scorer
 from t3c.evidence.served import Run, run_of
 from t3c.exporter import ExportConfig, Timed, export, time_points
-from t3c.exporter.allocate import measured_shares
 from t3c.measure.quiet import Conditions
 from t3c.nn.inputs import Inputs
 from t3c.progress import Show
 from t3c.spec import Goal, TextSpec
-from t3c.train.targets import Path as Route
-from t3c.train.targets import find_path
 
-KEPT, INT8 = "elastic.safetensors", "int8.xml"
-CANDIDATES = 6  # profiles asked of the exporter; it measures twice as many to choose from
-SIZE_WEIGHT = 0.2  # of bytes against time: profiles are placed by time, size is a by-product
-AIMS = (0.1, 0.15, 0.22, 0.32, 0.5, 0.8)  # first-order drifts that the smallest profile may have
-AIMED = 64  # samples that they are judged on
+INT8 = "int8.xml"
 CALIBRATION = 300  # samples that plain int8 is calibrated on, as NNCF does by default
 
 
@@ -118,18 +109,18 @@ class Compression:
         converted = self._convert()
         timed, timing = self._time(converted)
         self._int8(converted, timed)
-        return self._train(timed, timing), timed
+        return train_once(self, timed, round_weights(self, timing)), timed
 
     def _convert(self) -> Stage:
         """Make the model elastic; its weights are in the stage's folder."""
-        source, batches = self.source, self._statistics()
+        source, batches = self.source, self.statistics()
 
         def choose(folder: Path) -> Mapping[str, Any]:
             ways, choice = choose_kernels(source.model, source.example, batches, self.engine)
             chosen = [] if choice is None else [choice.model_dump()]
             return {"kernels": {name: str(way) for name, way in ways.items()}, "choices": chosen}
 
-        decided = self._decided("choose", self.made_from, choose)
+        decided = self.decide("choose", self.made_from, choose)
         kernels, smooth = decided.result["kernels"], _linears(source.model)
 
         def make(folder: Path) -> Mapping[str, Any]:
@@ -161,7 +152,7 @@ class Compression:
                 "conditions": None if timed.conditions is None else asdict(timed.conditions),
             }
 
-        stage = self._decided("time", {"of": converted.key}, make)
+        stage = self.decide("time", {"of": converted.key}, make)
         layers = tuple(LayerTiming.model_validate(one) for one in stage.result["layers"])
         known = stage.result["conditions"]
         conditions = None if known is None else Conditions(**known)
@@ -186,69 +177,6 @@ class Compression:
         if stage.result["int8"] is not None:
             self.plain = kept_int8(stage.folder / INT8, **stage.result["int8"])
 
-    def _train(self, timed: Timed, timing: Stage) -> Stage:
-        """Aim at the profiles that will be shipped, probe, train, keep what validates better."""
-        model, parts = self.source.model, self.parts
-        held = max(8, min(128, len(parts.train) // 10))
-        training = (parts.train.at(slice(held, None)), parts.train.at(slice(held)))
-        shares = measured_shares(state_of(model).plan.layers, timed.layers)
-        path = find_path(model, training[1].inputs, SIZE_WEIGHT, shares)
-
-        def lesson(worst_drift: float) -> Lesson:
-            goal = _goal(worst_drift)
-            seed, task = self.options.seed, self.source.task
-            return Lesson(model, *training, task, goal, path.targets(goal), seed)
-
-        def aim(folder: Path) -> Mapping[str, Any]:
-            choice = self._aim(training[1], path)
-            worst = float(choice.taken)
-            seconds = self.plan.left(time.monotonic() - self.plan.started)
-            found = probe(lesson(worst), seconds, self.show.watch)
-            return {
-                "worst_drift": worst,
-                "steps": found.steps,
-                "learning_rate": found.learning_rate,
-                "choices": [choice.model_dump(), found.choice.model_dump()],
-            }
-
-        aimed = self._decided("probe", {"of": timing.key}, aim)
-        worst = aimed.result["worst_drift"]
-        planned = Plan(
-            aimed.result["steps"], aimed.result["learning_rate"], choices_of(aimed.result)[-1]
-        )
-
-        def make(folder: Path) -> Mapping[str, Any]:
-            if not planned.steps:
-                return {"choices": [], "trained": False}
-            choice = teach(lesson(worst), planned, folder / "run")
-            keep_elastic(model, folder / KEPT)
-            return {"choices": [choice.model_dump()], "trained": True}
-
-        stage = self.stages.run("train", {"of": aimed.key, "plan": repr(planned)}, make)
-        self.choices += choices_of(stage.result)
-        if stage.result["trained"]:
-            restore_elastic(model, stage.folder / KEPT)
-        return Stage(stage.folder, stage.key, {**stage.result, "goal": worst})
-
-    def _aim(self, validation: Data, path: Route) -> Choice:
-        """Return the drift that the smallest profile may have: where it loses what tiny may."""
-        validation = validation.at(slice(0, AIMED))
-        judge = judge_of(self.source, validation, self.options.max_drop)
-        wanted = 2 * TINY_TIMES * judge.limit  # training and rounding move it; placement decides
-        smallest = [path.profile(path.within(worst), "tiny") for worst in AIMS]
-        losses = view_losses(self.source.model, smallest, validation, judge)
-        before, tried = next(losses).mean(), dict[str, float]()
-        for place, worst in enumerate(AIMS):
-            self.show.watch(f"judging drifts up to {worst:g}", place, len(AIMS))
-            lost = float(next(losses).mean() - before)
-            tried[f"{worst:g}"] = abs(lost - wanted)
-            if lost > wanted:
-                break
-        return best(
-            "drift that the smallest profile may have", tried, "off the loss aimed at",
-            f"{wanted:.3g}",
-        )  # fmt: skip
-
     def _export(self, trained: Stage, timed: Timed) -> Stage:
         """Pack, place by quality beside plain int8, certify; the folder holds the artifact."""
         source, parts, model = self.source, self.parts, self.source.model
@@ -258,13 +186,13 @@ class Compression:
 
             def place(draft: Artifact, table: DeviceTable) -> Mapping[str, str]:
                 judge = partial(self._place, draft, table)
-                placed.update(self._decided("place", {"of": trained.key}, judge).result)
+                placed.update(self.decide("place", {"of": trained.key}, judge).result)
                 profiles: Mapping[str, str] = placed["profiles"]
                 return profiles
 
             export(
                 model, folder / ARTIFACT, [parts.certificate.inputs],
-                self._export_config(_goal(trained.result["goal"])),
+                self._export_config(goal_of(trained.result["goal"])),
                 name=source.name, image=source.image,
                 classes=source.classes, axes=self.axes, tokenizer=source.tokenizer,
                 text=_text(source), timed=timed, ranges=parts.ranges.inputs, place=place,
@@ -288,7 +216,7 @@ class Compression:
         ]  # fmt: skip
         return {"profiles": {name: given for given, name in placed.profiles}, "candidates": rows}
 
-    def _decided(
+    def decide(
         self, name: str, made_from: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]
     ) -> Stage:
         """Return a stage that measures; its choices are told, and its result goes on record."""
@@ -304,7 +232,8 @@ class Compression:
             return run_of(self.engine.compile_read(read))
         return model_reference(state_of(self.source.model).original, self.source.example)
 
-    def _statistics(self) -> list[Inputs]:
+    def statistics(self) -> list[Inputs]:
+        """Return the training samples that factors are fitted to, in batches."""
         part = self.parts.train.at(slice(0, STATISTICS))
         return [batch[0] if isinstance(batch, tuple) else batch for batch in part.batches(32)]
 
@@ -317,10 +246,6 @@ class Compression:
             ),
             certificate=CertifyConfig(estimates=EstimateConfig(samples=2, path_samples=0)),
         )  # fmt: skip
-
-
-def _goal(worst_drift: float) -> Goal:
-    return Goal(profiles=CANDIDATES, worst_drift=worst_drift, size_weight=SIZE_WEIGHT)
 
 
 def _linears(model: nn.Module) -> bool:

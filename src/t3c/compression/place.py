@@ -29,12 +29,16 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A profile that could be shipped: its time, its size, and its loss on each sample (n,)."""
+    """A profile that could be shipped: its time, its size, and its loss on each sample (n,).
+
+    Losses are None where it was not judged: it is slower than a larger one, or smaller than two
+    that lose too much.
+    """
 
     name: str
     p50: float
     size: float
-    losses: Array
+    losses: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,14 @@ class Plain:
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate in the record of a placement: `drop` is the paired mean, `upper` its bound."""
+    """A candidate in the record of a placement: `drop` is the paired mean, `upper` its bound; None
+    of what was not judged."""
 
     candidate: str
     p50: float
     size: float
-    drop: float
-    upper: float
+    drop: float | None
+    upper: float | None
     fate: Fate
     profile: str | None = None
 
@@ -77,15 +82,22 @@ def place(
     them, evenly in time. Mean losses are first made to fall along the chain (isotonic regression):
     a candidate that was lucky on these samples does not decide.
     """
-    if not chain:
-        raise SpecError("there is no candidate to place")
-    drops = falling([float((c.losses - reference).mean()) for c in chain])
-    bounds = [paired_interval(c.losses, reference, errors=1.0) for c in chain]
-    uppers = [drop + (high - low) / 2 for drop, (low, high) in zip(drops, bounds, strict=True)]
-    fates = [Fate.BETWEEN] * len(chain)
-    able = _in_order(chain, fates)
+    if not chain or chain[-1].losses is None:
+        raise SpecError("there is no candidate to place, or the largest was not judged")
+    fates = [Fate.LOSES if c.losses is None else Fate.BETWEEN for c in chain]
+    ordered = in_order(chain)
+    for index in set(range(len(chain))) - set(ordered):
+        slower = chain[index].p50 > min(c.p50 for c in chain[index + 1 :])
+        fates[index] = Fate.SLOWER if slower else Fate.BETWEEN
+    judged = [(index, c.losses) for index, c in enumerate(chain) if c.losses is not None]
+    drops = falling([float((losses - reference).mean()) for _, losses in judged])
+    dropped, uppers = dict[int, float](), dict[int, float]()
+    for (index, losses), drop in zip(judged, drops, strict=True):
+        low, high = paired_interval(losses, reference, errors=1.0)
+        dropped[index], uppers[index] = drop, drop + (high - low) / 2
+    able = [index for index in ordered if index in uppers]
     if plain is not None:
-        able = [i for i in able if _worth(i, chain, uppers, limit, plain, fates)]
+        able = [i for i in able if _worth(i, chain, uppers[i], limit, plain, fates)]
     top = len(chain) - 1
     within = [i for i in able if uppers[i] <= limit]
     med = within[0] if within else top
@@ -105,10 +117,8 @@ def place(
     for index in names:
         fates[index] = Fate.SHIPPED
     rows = tuple(
-        Row(c.name, c.p50, c.size, drop, upper, fate, names.get(index))
-        for index, (c, drop, upper, fate) in enumerate(
-            zip(chain, drops, uppers, fates, strict=True)
-        )
+        Row(c.name, c.p50, c.size, dropped.get(i), uppers.get(i), fates[i], names.get(i))
+        for i, c in enumerate(chain)
     )
     return Placed(tuple((names[i], chain[i].name) for i in sorted(names)), rows)
 
@@ -126,13 +136,12 @@ def falling(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in pools for _ in range(count)]
 
 
-def _in_order(chain: Sequence[Candidate], fates: list[Fate]) -> list[int]:
+def in_order(chain: Sequence[Candidate]) -> list[int]:
     """Return the candidates, smallest first, that are not slower than a larger one."""
     kept, quickest = [len(chain) - 1], chain[-1]
     for index in range(len(chain) - 2, -1, -1):
         mine, above = chain[index], chain[kept[-1]]
         if mine.p50 > quickest.p50 * (1 + STEP / 2):
-            fates[index] = Fate.SLOWER
             continue
         saves = mine.p50 < above.p50 * (1 - STEP) or mine.size < above.size * (1 - 2 * STEP)
         if saves:
@@ -145,7 +154,7 @@ def _in_order(chain: Sequence[Candidate], fates: list[Fate]) -> list[int]:
 def _worth(
     index: int,
     chain: Sequence[Candidate],
-    uppers: Sequence[float],
+    upper: float,
     limit: float,
     plain: Plain,
     fates: list[Fate],
@@ -158,7 +167,8 @@ def _worth(
     if not faster:
         fates[index] = Fate.NOT_WORTH
         return False
-    worse = mine.losses.mean() > plain.losses.mean() and uppers[index] > TINY_TIMES * limit
+    assert mine.losses is not None
+    worse = mine.losses.mean() > plain.losses.mean() and upper > TINY_TIMES * limit
     if worse:
         fates[index] = Fate.WORSE
     return not worse

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from t3c.compression.data import Parts
+from t3c.compression.data import TRAIN, Parts
 from t3c.compression.source import Source
 from t3c.errors import SpecError
 from t3c.nn.inputs import call, select
@@ -29,7 +29,7 @@ COPIES = 10  # of the weights that are in memory at once: model, original, facto
 class RunPlan:
     """Minutes in all, the seconds of each stage, and what is held in memory.
 
-    `started` is the clock when the run began.
+    `started` is the clock when the run began, `forward` what one sample takes in torch.
     """
 
     minutes: float
@@ -37,6 +37,7 @@ class RunPlan:
     gigabytes: float
     samples: Mapping[str, int]
     started: float
+    forward: float = 0.0
 
     @property
     def training(self) -> float:
@@ -47,6 +48,12 @@ class RunPlan:
         """Return the seconds there are for training once `spent` are gone."""
         after = sum(self.seconds[name] for name in AFTER)
         return max(0.0, 60 * self.minutes - spent - after)
+
+    @property
+    def epochs(self) -> float:
+        """Return how often training goes through its samples, about: a step is three passes."""
+        passes = self.training / (3 * self.forward) if self.forward else 0.0
+        return passes / self.samples[TRAIN]
 
     def lines(self) -> tuple[str, ...]:
         """Return the plan as a user reads it."""
@@ -71,7 +78,7 @@ def plan_run(source: Source, parts: Parts, minutes: float, started: float) -> Ru
     weights = sum(p.numel() * p.element_size() for p in source.model.parameters())
     held = sum(getattr(parts, name).bytes for name in samples)
     gigabytes = (COPIES * weights + 2 * held) / 1e9 + 1.0
-    return RunPlan(minutes, seconds, gigabytes, samples, started)
+    return RunPlan(minutes, seconds, gigabytes, samples, started, one)
 
 
 @torch.no_grad()

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
-from t3c.compression.data import MOST_BYTES, Data, gathered
-from t3c.compression.pictures import PICTURES, listed, pictures_of, read_image
+from t3c.compression.data import MOST_BYTES, Data, Rows, gathered
+from t3c.compression.pictures import (
+    PICTURES,
+    Preprocessing,
+    listed,
+    pictures_of,
+    prepared,
+    read_image,
+)
 from t3c.compression.source import Source, Task
-from t3c.compression.tables import SUFFIXES, class_numbers, read_table, read_text
+from t3c.compression.tables import (
+    LABELS,
+    SUFFIXES,
+    Table,
+    class_numbers,
+    column_of,
+    read_table,
+    read_text,
+    table_of,
+)
 from t3c.errors import DataError
 from t3c.nn.inputs import check_like
 from t3c.runtime.reading import read_arrays
@@ -34,7 +54,8 @@ def read_data(
     if isinstance(data, str | Path):
         found = _of_path(source, Path(data), length, watch)
     else:
-        found = gathered(data)
+        given = gathered(data)
+        found = given if isinstance(given, Data) else _of_rows(source, given, length)
     if not source.reads_text:
         check_like(found.inputs, source.example, "the data")
     return _checked_labels(source, found)
@@ -59,6 +80,28 @@ def _of_path(source: Source, path: Path, length: int | None, watch: Watch) -> Da
     if path.suffix not in SUFFIXES:
         raise DataError(f"{path}: texts come as {', '.join(SUFFIXES)} with a header")
     return read_texts(source, path, _length(source, length))
+
+
+def _of_rows(source: Source, rows: Rows, length: int | None) -> Data:
+    """Read rows of a data set: texts, or pictures, beside a label if there is one."""
+    pictures = [name for name, value in rows[0].items() if isinstance(value, Image.Image)]
+    if not pictures:
+        if not source.reads_text or source.task is Task.LANGUAGE:
+            raise DataError(f"{source.name} does not read rows of texts: give batches of inputs")
+        return _encoded(source, table_of(rows), _length(source, length))
+    if source.pictures is None:
+        raise DataError(f"{source.name} does not say how pictures are prepared: give tensors")
+    how, name, label = source.pictures, pictures[0], column_of(list(rows[0]), LABELS)
+    places = _places(len(rows), how)
+    lines = tuple(f"the data, row {place}" for place in places)
+    images = [
+        prepared(rows[place][name], how, line) for place, line in zip(places, lines, strict=True)
+    ]
+    labels = None
+    if label is not None:
+        named = Table((), tuple(str(rows[place][label]) for place in places), lines)
+        labels = torch.tensor(class_numbers(named, source.classes or ()))
+    return Data(torch.stack(images), labels)
 
 
 def _length(source: Source, asked: int | None) -> int:
@@ -96,18 +139,25 @@ def read_pictures(source: Source, folder: Path, watch: Watch) -> Data:
     if not found:
         raise DataError(f"{folder} has no pictures ({', '.join(sorted(PICTURES))})")
     height, width = source.pictures.size
-    size = 4 * 3 * height * width * len(found)
-    if size > MOST_BYTES:
-        kept = int(len(found) * MOST_BYTES / size)
-        order = np.random.default_rng(0).permutation(len(found))[:kept]
-        found = [found[place] for place in sorted(order.tolist())]
+    found = [found[place] for place in _places(len(found), source.pictures)]
     images = torch.empty(len(found), 3, height, width)
-    for place, (path, _) in enumerate(found):
-        if not place % 32:
-            watch("reading pictures", place, len(found))
-        images[place] = read_image(path, source.pictures)
+    read = partial(read_image, how=source.pictures)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without holding the lock
+        for place, image in enumerate(pool.map(read, (path for path, _ in found))):
+            if not place % 32:
+                watch("reading pictures", place, len(found))
+            images[place] = image
     labels = torch.tensor([number for _, number in found])
     return Data(images, labels if folders else None)
+
+
+def _places(count: int, how: Preprocessing) -> list[int]:
+    """Return the places of all pictures, or of as many, drawn at random, as are held at once."""
+    height, width = how.size
+    most = MOST_BYTES // (4 * 3 * height * width)
+    if count <= most:
+        return list(range(count))
+    return sorted(np.random.default_rng(0).permutation(count)[:most].tolist())
 
 
 def _folder_classes(source: Source, folder: Path, names: Sequence[str]) -> dict[str, int]:
@@ -130,7 +180,10 @@ def _folder_classes(source: Source, folder: Path, names: Sequence[str]) -> dict[
 
 def read_texts(source: Source, path: Path, length: int) -> Data:
     """Read a table of texts, filled up to `length` tokens or cut to it."""
-    table = read_table(path)
+    return _encoded(source, read_table(path), length)
+
+
+def _encoded(source: Source, table: Table, length: int) -> Data:
     tokenizer = source.tokenizer
     if tokenizer.pad_token is None:
         raise DataError(f"{source.name}: its tokenizer has no token to pad with")

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
+from t3c.compression.choice import Choice
 from t3c.compression.data import Data
 from t3c.errors import DataError
 from t3c.spec import Factorization
@@ -37,6 +38,18 @@ class Layers(Known):
     activations: Literal["int8", "float"]
 
 
+class Rounded(Known):
+    """How weights are rounded."""
+
+    choices: tuple[Choice, ...]
+
+
+class Taught(Known):
+    """Whether the original's answers are kept, instead of asked for in every step."""
+
+    kept: bool
+
+
 class Probed(Known):
     """What training aims at, and for how long."""
 
@@ -58,6 +71,8 @@ class Decided(BaseModel):
 
     choose: Chosen
     time: Layers
+    round: Rounded
+    teacher: Taught
     probe: Probed
     place: Shipped
 

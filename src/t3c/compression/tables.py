@@ -11,7 +11,7 @@ from pathlib import Path
 
 from t3c.errors import DataError
 
-LABELS = ("label", "labels", "target", "class", "category", "sentiment", "gold_label")
+LABELS = ("label", "labels", "fine_label", "target", "class", "category", "sentiment", "gold_label")
 TEXTS = ("text", "sentence", "content", "review", "body", "message")
 PAIRS = (
     ("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"),
@@ -26,27 +26,35 @@ class Table:
 
     texts: tuple[tuple[str, ...], ...]
     labels: tuple[str, ...] | None
-    path: Path
+    lines: tuple[str, ...]  # where each row stands, for errors
 
 
 def read_table(path: Path) -> Table:
     """Read a table with a header: a label column by its usual names, the text is what is left."""
-    rows = list(_rows(path))
+    rows = [(f"{path}, line {number}", row) for number, row in _rows(path)]
     if not rows:
         raise DataError(f"{path} has no rows: give a header and a row for each text")
+    return _table(rows, str(path))
+
+
+def table_of(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Return the table of a data set's rows, as Hugging Face's data sets yield them."""
+    return _table([(f"the data, row {place}", row) for place, row in enumerate(rows)], "the data")
+
+
+def _table(rows: Sequence[tuple[str, Mapping[str, object]]], whole: str) -> Table:
     names = list(rows[0][1])
-    label = _column(names, LABELS)
-    texts = _text_columns(path, names, label)
-    found = [
-        (number, tuple(_cell(path, number, row, name) for name in texts)) for number, row in rows
-    ]
-    empty = next((number for number, cells in found if not all(cell.strip() for cell in cells)), 0)
+    label = column_of(names, LABELS)
+    texts = _text_columns(whole, names, label)
+    found = [(line, tuple(_cell(line, row, name) for name in texts)) for line, row in rows]
+    empty = next((line for line, cells in found if not all(cell.strip() for cell in cells)), "")
     if empty:
-        raise DataError(f"{path}, line {empty}: the text is empty")
+        raise DataError(f"{empty}: the text is empty")
     labels = None
     if label is not None:
-        labels = tuple(_cell(path, number, row, label) for number, row in rows)
-    return Table(tuple(cells for _, cells in found), labels, path)
+        labels = tuple(_cell(line, row, label) for line, row in rows)
+    lines = tuple(line for line, _ in rows)
+    return Table(tuple(cells for _, cells in found), labels, lines)
 
 
 def class_numbers(table: Table, classes: Sequence[str]) -> list[int]:
@@ -56,13 +64,11 @@ def class_numbers(table: Table, classes: Sequence[str]) -> list[int]:
     if not any(name.isdecimal() for name in classes):
         numbers |= {str(index): index for index in range(len(classes))}
     found = []
-    for line, label in enumerate(table.labels, start=2):
+    for line, label in zip(table.lines, table.labels, strict=True):
         number = numbers.get(label.strip().casefold())
         if number is None:
             known = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-            raise DataError(
-                f"{table.path}, line {line}: the model has no class {label!r}: it has {known}"
-            )
+            raise DataError(f"{line}: the model has no class {label!r}: it has {known}")
         found.append(number)
     return found
 
@@ -103,32 +109,33 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object
         yield number, row
 
 
-def _column(names: Sequence[str], wanted: Sequence[str]) -> str | None:
+def column_of(names: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """Return the first name that is one of those wanted, whatever its case."""
     folded = {name.strip().casefold(): name for name in names}
     return next((folded[name] for name in wanted if name in folded), None)
 
 
-def _text_columns(path: Path, names: Sequence[str], label: str | None) -> tuple[str, ...]:
+def _text_columns(whole: str, names: Sequence[str], label: str | None) -> tuple[str, ...]:
     rest = [name for name in names if name != label]
     for pair in PAIRS:
-        columns = tuple(_column(rest, (name,)) for name in pair)
+        columns = tuple(column_of(rest, (name,)) for name in pair)
         if None not in columns:
             return tuple(column for column in columns if column is not None)
     if len(rest) == 1:
         return (rest[0],)
-    named = _column(rest, TEXTS)
+    named = column_of(rest, TEXTS)
     if named is None:
         raise DataError(
-            f"{path}: which column is the text? it has {', '.join(names)}: "
+            f"{whole}: which column is the text? it has {', '.join(names)}: "
             "call it text, and the one of the classes label"
         )
     return (named,)
 
 
-def _cell(path: Path, number: int, row: Mapping[str, object], name: str) -> str:
+def _cell(line: str, row: Mapping[str, object], name: str) -> str:
     value = row.get(name)
     if value is None:
-        raise DataError(f"{path}, line {number}: there is no {name}")
+        raise DataError(f"{line}: there is no {name}")
     return str(value)
 
 

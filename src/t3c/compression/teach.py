@@ -25,12 +25,12 @@ from t3c.train.targets import Targets
 from t3c.train.validate import shown
 
 RATES = (3e-5, 1e-4, 3e-4)  # tried; published recovery of compressed networks lies between
-PROBE = 0.2  # of the time for training goes into trying rates
+PROBE = 0.12  # of the time for training goes into trying rates
 PROBE_STEPS = 8  # at the least, for each rate: fewer tell nothing
 LEAST_SECONDS = 20.0  # to try anything at all
 LEAST_STEPS = 16  # worth a run of its own
 VALIDATED = 128  # samples that drift is validated on
-BATCH = {Task.LANGUAGE: 8, Task.TEXTS: 32, Task.EMBEDDING: 32}
+BATCH = {Task.LANGUAGE: 8}  # others 32: less than that and weights are put together too often
 LOSS = {Task.LANGUAGE: "language_modelling", Task.EMBEDDING: "regression"}
 
 Watch = Callable[[str, int, int], object]
@@ -47,7 +47,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A model with the data it is trained on and the profiles aimed at."""
+    """A model with the data it is trained on and the profiles aimed at.
+
+    `answers` are what the original answers to the training samples (n, ...); without them it is
+    asked in every step.
+    """
 
     model: nn.Module
     train: Data
@@ -56,22 +60,25 @@ class Lesson:
     goal: Goal
     targets: Targets
     seed: int
+    answers: Tensor | None = None
 
     def batches(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return shuffled batches of inputs alone: no term of the objective reads labels."""
-        inputs = self.train.inputs
+        """Return shuffled batches of inputs, with the answers if they are known; no labels."""
+        inputs, answers = self.train.inputs, [] if self.answers is None else [self.answers]
         names = list(inputs) if isinstance(inputs, dict) else None
 
-        def collate(samples: list[tuple[Tensor, ...]]) -> tuple[Inputs]:
-            values = [torch.stack(column) for column in zip(*samples, strict=True)]
+        def collate(samples: list[tuple[Tensor, ...]]) -> tuple[Inputs] | tuple[Inputs, Tensor]:
+            columns = [torch.stack(column) for column in zip(*samples, strict=True)]
+            values = columns[: len(columns) - len(answers)]
+            given: Inputs = values[0] if len(values) == 1 else tuple(values)
             if names is not None:
-                return (dict(zip(names, values, strict=True)),)
-            return (values[0] if len(values) == 1 else tuple(values),)
+                given = dict(zip(names, values, strict=True))
+            return (given, columns[-1]) if answers else (given,)
 
         generator = torch.Generator().manual_seed(self.seed)
-        size = min(BATCH.get(self.task, 16), len(self.train))
+        size = min(BATCH.get(self.task, 32), len(self.train))
         return DataLoader(
-            TensorDataset(*tensors(inputs)), size, shuffle=True, drop_last=True,
+            TensorDataset(*tensors(inputs), *answers), size, shuffle=True, drop_last=True,
             generator=generator, collate_fn=collate,
         )  # fmt: skip
 
@@ -80,6 +87,7 @@ class Lesson:
         return TrainConfig(
             steps=steps, learning_rate=learning_rate, seed=self.seed, precision="auto",
             loss=LOSS.get(self.task, "classification"), curriculum="aimed", goal=self.goal,
+            teacher="original" if self.answers is None else "targets",
             objective=Objective(augment=0.0, tail=0.0),
         )  # fmt: skip
 

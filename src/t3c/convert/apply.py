@@ -17,7 +17,7 @@ from t3c.convert.state import STATE, ElasticState
 from t3c.errors import ConvertError, DataError
 from t3c.factor.cp import cp_stages
 from t3c.factor.metric import Metric, data_metric
-from t3c.factor.svd import balanced, svd_stages
+from t3c.factor.svd import balanced, best_balance, svd_stages
 from t3c.factor.tucker import tucker1_stages, tucker2_stages
 from t3c.nn.canonical import canonicalize_, restore_
 from t3c.nn.hooks import hooked
@@ -223,13 +223,21 @@ def elastic_weight(
     metrics = [None if moment is None else data_metric(moment) for moment in moments or ()]
     stages = factor_stages(spec, weight, plan.cap, *metrics)
     matrix = spec.factorization is Factorization.SVD
-    if matrix and config.balance:
-        moment = None if moments is None else moments[0]
-        reduce, expand = (stage.flatten(1) for stage in stages)
-        pair = balanced(reduce, expand, config.balance, moment)
+    if matrix and not config.spectral:
+        pair = _balanced_pair(stages, None if moments is None else moments.inputs, config.balance)
         stages = tuple(new.reshape(old.shape) for new, old in zip(pair, stages, strict=True))
     factors = Spectral(*stages) if config.spectral and matrix else Product(stages)
     return ElasticWeight(spec, weight, factors, plan.cap)
+
+
+def _balanced_pair(
+    stages: tuple[Tensor, ...], moment: Tensor | None, share: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return both factors of a matrix with a share, or the best share, of strength moved."""
+    reduce, expand = (stage.flatten(1) for stage in stages)
+    if share is None:
+        share = 0.0 if moment is None else best_balance(reduce, expand, moment)
+    return balanced(reduce, expand, share, moment) if share else (reduce, expand)
 
 
 def factor_stages(

@@ -42,7 +42,9 @@ class ElasticConfig:
     or `both` these and what the network's output does with the layer's. `balance` is how much of
     the strength of an SVD's ranks goes from its first factor to its second: with some, what passes
     between them is more even, which rounding it to 8 bits asks for; with 0 the second is, which is
-    best where activations stay float. `spectral` keeps plain factors orthonormal in training.
+    best where activations stay float; None takes what is best in 8 bits by the calibration data,
+    and 0 without any.
+    `spectral` keeps plain factors orthonormal in training.
     """
 
     bits: tuple[int, ...] = (4, 5, 6, 8)
@@ -57,7 +59,7 @@ class ElasticConfig:
     kernels: Mapping[str, Factorization] = field(default_factory=dict)
     rank_tied_bits: RankTiedBits | None = None
     metric: Literal["inputs", "both"] = "both"
-    balance: float = 0.0
+    balance: float | None = None
     spectral: bool = False
 
     def __post_init__(self) -> None:
@@ -83,9 +85,10 @@ class ElasticConfig:
         object.__setattr__(self, "kernels", MappingProxyType(kernels))
         if self.metric not in ("inputs", "both"):
             raise SpecError(f"metric is 'inputs' or 'both', got {self.metric!r}")
-        if not 0 <= self.balance <= 1 or (self.balance and self.spectral):
+        balance = self.balance
+        if balance is not None and (not 0 <= balance <= 1 or (balance and self.spectral)):
             raise SpecError(
-                f"balance must be in [0, 1], and 0 with spectral factors, got {self.balance:g}"
+                f"balance must be in [0, 1], and 0 with spectral factors, got {balance:g}"
             )
         self._check_names()
 

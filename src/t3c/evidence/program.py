@@ -29,7 +29,7 @@ from t3c.evidence.original import Original
 from t3c.factor.compose import compose
 from t3c.graph.aligning import execution
 from t3c.graph.assemble import rounded_tensors
-from t3c.graph.builder import activation_grid
+from t3c.quant.grid import activation_grid
 from t3c.spec import MAX_BITS, LayerSpec
 
 
@@ -297,8 +297,8 @@ def _difference(mine: Tensor, other: Tensor) -> Tensor:
 
 def _grid(low: float, high: float) -> Grid:
     scale, zero = activation_grid(low, high)
-    step, limits = float(scale), np.iinfo(np.uint8 if zero.dtype == np.uint8 else np.int8)
-    return Grid(step, step * limits.min, step * limits.max)
+    step, start, limits = float(scale), int(zero), np.iinfo(zero.dtype)
+    return Grid(step, step * (limits.min - start), step * (limits.max - start))
 
 
 def rows(value: Tensor, samples: int) -> Tensor:

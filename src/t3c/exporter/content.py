@@ -47,11 +47,13 @@ from t3c.graph.assemble import assemble, quantized_inputs, summed_inputs
 from t3c.nn.inputs import Inputs, batches_of
 from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
+from t3c.quant.ranges import Spread
 from t3c.quant.straight_through import row_scale, view_scale
 from t3c.spec import Form, LayerPoint, Level, Profile
 from t3c.version import __version__
 
 BATCH = 64
+COUNTED = 16  # samples of each batch whose values are counted; the extremes are those of all
 
 
 def topology(model: nn.Module, axes: Axes | None = None) -> Traced:
@@ -95,7 +97,9 @@ def pack(described: Described, allocated: Allocated) -> Draft:
         profiles=(),
         seeds={"export": described.seed},
         files={},
-        numerics=NumericsEntry(activations="float32" if described.weight_only else "int8"),
+        numerics=NumericsEntry(
+            activations="float32" if described.weight_only else "int8", activation_zero="range"
+        ),
     )
     manifest = _with_profiles(manifest, traced.model.graph, tuple(entries), allocated)
     graph = traced.model.SerializeToString()
@@ -182,26 +186,25 @@ def float_session(artifact: Artifact, profile: Profile) -> TorchSession:
 
 
 def observe_ranges(artifact: Artifact, profile: Profile, samples: Inputs) -> Floats:
-    """(low, high) of each quantized tensor on the compressed model; NaN where it does not occur."""
+    """Return the range (low, high) of each quantized tensor on the compressed model that leaves the
+    least error of rounding; NaN where a tensor does not occur."""
     names = artifact.manifest.model.quantized
-    ranges = np.full((len(names), 2), np.nan, dtype=np.float32)
-    index = {name: i for i, name in enumerate(names)}
+    spreads = {name: Spread() for name in names}
     aligning = _from_reduced(artifact, profile)
 
     def watch(name: str, value: torch.Tensor) -> None:
         if name in aligning:
             use, matrix = aligning[name]
             watch(f"{use}/aligned", value @ matrix.T)
-        if name in index:
-            row = ranges[index[name]]
-            low, high = value.aminmax()
-            row[0] = np.fmin(row[0], float(low))
-            row[1] = np.fmax(row[1], float(high))
+        if name in spreads:
+            spreads[name].widen(value)
+            spreads[name].add(value[:COUNTED])
 
     session = float_session(artifact, profile)
     for batch in batches_of(samples, BATCH):
         session.observe(arrays(batch), watch)
-    return ranges
+    ranges = [spread.fitted() if spread.seen else (np.nan, np.nan) for spread in spreads.values()]
+    return np.array(ranges, dtype=np.float32).reshape(len(names), 2)
 
 
 def _from_reduced(artifact: Artifact, profile: Profile) -> dict[str, tuple[str, torch.Tensor]]:

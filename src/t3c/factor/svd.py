@@ -8,6 +8,9 @@ from torch import Tensor
 from t3c.factor.metric import Metric
 
 EXACT_SIDE = 4096  # up to here the smaller Gram matrix is decomposed whole
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of balancing, tried
+REACH = 6.0  # of a tensor's largest value in standard deviations: a grid of 8 bits reaches there
+WEIGHT_STEPS = 64  # of the second factor's grid: 6 bits, the middle of what profiles have
 
 
 def svd_stages(
@@ -46,6 +49,24 @@ def balanced(
     strength = (moved * inner).sum(dim=1).clamp_min(1e-24).sqrt()
     factor = (strength / strength.mean()).pow(share).to(reduce.dtype)
     return reduce / factor[:, None], expand * factor
+
+
+def best_balance(reduce: Tensor, expand: Tensor, moment: Tensor) -> float:
+    """Return the share of `balanced` with the least error of rounding, for inputs of that moment.
+
+    Two roundings are reckoned with: of what passes between the stages, in 8 bits on one grid, and
+    of `expand`, each of whose rows has a grid of its own. Rows of `reduce` have their own too, and
+    no share moves them.
+    """
+
+    def error(share: float) -> float:
+        small, large = (stage.double() for stage in balanced(reduce, expand, share, moment))
+        inner = ((small @ moment.double()) * small).sum(dim=1)
+        step = 2 * REACH * inner.max().sqrt() / 255
+        rows = 2 * large.abs().amax(dim=1) / WEIGHT_STEPS
+        return float(step.square() * large.square().sum() + rows.square().sum() * inner.sum())
+
+    return min(SHARES, key=error)
 
 
 def leading_left(matrix: Tensor, rank: int) -> Tensor:

@@ -16,6 +16,7 @@ from t3c.artifact.manifest import OPSET
 from t3c.artifact.store import Floats
 from t3c.errors import CorruptError, SpecError
 from t3c.graph.int4 import Activations, decompressed, fits_table, group_size, table_rows
+from t3c.quant.grid import activation_grid
 from t3c.spec import MAX_BITS, Form, LayerSpec
 
 IR_VERSION = 10
@@ -252,15 +253,6 @@ def fit_one_product(
     kinds = {(len(m.stages), m.stages[0][0].dtype, m.stages[0][1].shape[1:]) for m in members}
     biases = [(m.bias, m.stages[-1][1].shape[:1]) for m in members if m.bias is not None]
     return len(kinds) == 1 and all(n in constants and constants[n].shape == s for n, s in biases)
-
-
-def activation_grid(low: float, high: float) -> tuple[Floats, npt.NDArray[np.generic]]:
-    """Scale and zero point: unsigned for tensors that are never negative, else symmetric."""
-    largest = max(-low, high)
-    largest = largest if largest > 1e-6 else 1.0  # a tensor of zeros is exact on any grid
-    if low >= 0:
-        return np.array(largest / 255, np.float32), np.zeros((), dtype=np.uint8)
-    return np.array(largest / 127, np.float32), np.zeros((), dtype=np.int8)
 
 
 def execution_stages(

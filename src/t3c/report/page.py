@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
 
@@ -19,7 +19,11 @@ def render_report(result: Result, artifact: Artifact, choices: Sequence[str] = (
     """Render one self-contained HTML page; `choices` are sentences on what was measured."""
     model, device = artifact.manifest.model, result.device
     test = max(v.samples for v in result.variants)
-    figures = [_speed_figure(result), _drift_figure(result)]
+    figures = [
+        _quality_figure(result, "latency, p50 in ms (bar: 95% interval)", _speed_point),
+        _quality_figure(result, "size, MB", _size_point),
+        _drift_figure(result),
+    ]
     return "\n".join(
         [
             "<!doctype html>",
@@ -49,33 +53,43 @@ def render_report(result: Result, artifact: Artifact, choices: Sequence[str] = (
     )
 
 
-def _speed_figure(result: Result) -> str:
+def _quality_figure(result: Result, against: str, point: Callable[[Variant], Point]) -> str:
+    """Draw quality over what `point` says of a variant, as `against` calls it with its unit."""
     ours = [v for v in result.variants if v.name.startswith("t3c-")]
     others = [v for v in result.variants if v not in ours]
     rated = [v for v in result.variants if v.quality is not None]
     if not rated:
         return ""
     series = [
-        Series("T3C profiles", "t3c", [_speed_point(v) for v in ours], line=True),
+        Series("T3C profiles", "t3c", [point(v) for v in ours], line=True),
         *(
             Series(
-                v.name, "full" if v.name == "full" else "other", [_speed_point(v)],
+                v.name, "full" if v.name == "full" else "other", [point(v)],
                 shape="diamond" if v.name == "full" else "square",
             )
             for v in others
         ),
     ]  # fmt: skip
-    x = Axis.around("p50 latency, ms (bar: 95% interval)", [v.latency_ms.p50 for v in rated], 0.0)
+    x = Axis.around(against, [point(v).x for v in rated], 0.0)
     metric = str(rated[0].metric)
     y = Axis.around(metric, [v.quality for v in rated if v.quality is not None])
-    title = f"{metric.capitalize()} against latency"
+    title = f"{metric.capitalize()} against {against.partition(',')[0]}"
     return _figure(title, chart(title, x, y, series), series)
 
 
 def _speed_point(variant: Variant) -> Point:
-    label = variant.name.removeprefix("t3c-")
+    times = variant.latency_ms
     assert variant.quality is not None
-    return Point(variant.latency_ms.p50, variant.quality, label, variant.latency_ms.ci95)
+    return Point(times.p50, variant.quality, _short(variant), times.ci95)
+
+
+def _size_point(variant: Variant) -> Point:
+    assert variant.quality is not None
+    return Point(variant.size_bytes / 1e6, variant.quality, _short(variant))
+
+
+def _short(variant: Variant) -> str:
+    return variant.name.removeprefix("t3c-")
 
 
 def _drift_figure(result: Result) -> str:
@@ -94,7 +108,7 @@ def _drift_figure(result: Result) -> str:
         for name, style, shape, values in kinds
     ]
     values = [p.y for s in series for p in s.points]
-    names = [(i, v.name.removeprefix("t3c-")) for i, v in enumerate(ours)]
+    names = [(i, _short(v)) for i, v in enumerate(ours)]
     x = Axis("profile", -0.4, len(ours) - 0.6, names)
     y = Axis.around("drift relative to the output", values, 0.0)
     return _figure(

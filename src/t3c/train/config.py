@@ -96,6 +96,8 @@ class TrainConfig:
     `objective` weighs the terms, `certificate` is how that term is computed.
     `full` is "kept" where all that the full view runs on (dense weights, biases, norms) stays the
     original's and factors and scales alone are trained, or "trained", as in the paper.
+    `teacher` is what profiles are to match: the outputs of the "original", computed in every step,
+    or the "targets" of the batches, which are these outputs: samples come back unchanged.
     `augmentations` are names, in order.
     `curriculum` is which profiles are drawn: "profiles" goes from Beta(0.75, 0.75) levels to those
     of the goal, and keeps a share of the draws broad; "aimed" draws those of the goal alone, for
@@ -116,6 +118,7 @@ class TrainConfig:
     objective: Objective = field(default_factory=Objective)
     certificate: CertificateTerm = field(default_factory=CertificateTerm)
     full: Literal["kept", "trained"] = "kept"
+    teacher: Literal["original", "targets"] = "original"
     augmentations: tuple[str, ...] = ()
     curriculum: Literal["profiles", "aimed", "beta", "falling"] = "profiles"
     goal: Goal = field(default_factory=Goal)
@@ -130,6 +133,11 @@ class TrainConfig:
         object.__setattr__(self, "augmentations", tuple(self.augmentations))
         if not self.computes(*NETWORK_TERMS):
             raise SpecError(f"the objective has no term that is computed: {self.objective}")
+        if self.teacher == "targets" and self.computes("task", "augment"):
+            raise SpecError(
+                'teacher="targets" leaves no labels for the term `task` and none for augmented '
+                'samples: take full="kept" and no augmentations'
+            )
         if not 0 < self.learning_rate < math.inf:
             raise SpecError(f"learning_rate must be positive, got {self.learning_rate}")
         for name in ("warmup", "label_smoothing"):
@@ -157,6 +165,11 @@ class TrainConfig:
         full = FULL_TERMS if self.full == "kept" else ()
         augmented = bool(self.augmentations)
         return full if augmented else (*full, "augment")
+
+    @property
+    def reads_targets(self) -> bool:
+        """Return whether batches need targets: labels for the task, or the original's outputs."""
+        return self.teacher == "targets" or self.computes("task")
 
     @property
     def of_classes(self) -> bool:

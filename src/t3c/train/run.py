@@ -68,9 +68,7 @@ class Run:
         self.validation: dict[int, Mapping[str, float]] = {}
         self.fingerprint = DataFingerprint()
         self.started = ""
-        self.stream = self._watched(
-            forever(batches, config.steps, labelled=config.computes("task"))
-        )
+        self.stream = self._watched(forever(batches, config.steps, labelled=config.reads_targets))
         path = None if keep is None else to_resume(keep, log.warning)
         self.waiting: list[Sample] = [next(self.stream)]
         first = self.waiting[0][0]

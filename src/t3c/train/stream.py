@@ -42,8 +42,8 @@ def _check_target(target: Any, samples: int, labelled: bool) -> None:
     """Refuse labels that are missing where they are needed, or that are not of these samples."""
     if target is None and labelled:
         raise DataError(
-            "the term `task` needs labels: give batches of (inputs, target) or mappings with "
-            "`labels`, or leave the term out: Objective(task=0)"
+            "training needs labels: give batches of (inputs, target) or mappings with `labels`, or "
+            'leave out what reads them: Objective(task=0), teacher="original"'
         )
     if target is None:
         return

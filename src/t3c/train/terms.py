@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from t3c.train import objective
 from t3c.train.augment import Augmentation
 from t3c.train.config import CERTIFICATE_EVERY, FULL_TERMS, TrainConfig
 from t3c.train.losses import Loss
-from t3c.train.precision import multiplying
+from t3c.train.precision import laid_out, multiplying
 from t3c.train.processes import Processes
 from t3c.train.schedules import noise, relaxation
 
@@ -82,16 +82,20 @@ class NetworkTerms:
         halving = partial(multiplying, config.precision, device_of(model).type)
         if not config.computes("distill", "augment", *FULL_TERMS):
             return {}
-        plain, weight = self.processes.share(batch.plain)
+        plain, weight = self.processes.share(laid_out(batch.plain))
         target = None if batch.target is None else batch.target[self.processes.rows]
         parts, weights = [plain], [weight]
         if batch.augmented is not None:
-            extra, extra_weight = self.processes.share(batch.augmented)
+            extra, extra_weight = self.processes.share(laid_out(batch.augmented))
             parts, weights = [plain, extra], [weight, extra_weight]
         sizes = [len(tensors(part)[0]) for part in parts]
         match = partial(objective.distill, of_classes=config.of_classes)
-        with torch.no_grad(), halving():
-            teachers = torch.split(call(self.original, join(parts)).float(), sizes)
+        if config.teacher == "targets":
+            assert target is not None
+            teachers: Sequence[Tensor] = [target.float()]
+        else:
+            with torch.no_grad(), halving():
+                teachers = torch.split(call(self.original, join(parts)).float(), sizes)
         makers: dict[str, Callable[[], Tensor]] = {}
         if config.computes("distill", "augment"):
             with at(model, profile, relaxed), halving():
