@@ -12,8 +12,6 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,12 +29,11 @@ from lab.base import (
 from lab.zoo.bases import SENTENCES, base_file, new_network
 from lab.zoo.minilm import PADDING, sst2_ids
 from t3c.errors import SpecError, TrainError
+from t3c.train.lengths import like_lengths
 from t3c.train.precision import Precision, multiplying
-from t3c.train.schedules import draws
 from t3c.zoo.settings import read_settings
 
 LENGTH = 128
-SORTED = 50  # batches whose samples are sorted by length together
 
 
 @dataclass(frozen=True)
@@ -119,21 +116,6 @@ def sentence_accuracy(model: nn.Module, part: tuple[Tensor, Tensor], batch: int 
     for ids, labels in zip(*(torch.split(values, batch) for values in part), strict=True):
         right += int((model(trimmed(ids)).argmax(1) == labels).sum())
     return right / len(part[1])
-
-
-def like_lengths(
-    lengths: npt.NDArray[np.int64], batch: int, seed: int, epoch: int
-) -> list[npt.NDArray[np.int64]]:
-    """Batches of samples of like length, in chance order; each sample once, less a last few."""
-    rng = draws(seed, epoch, "order")
-    order = rng.permutation(len(lengths))
-    order = order[: len(order) // batch * batch]
-    batches: list[npt.NDArray[np.int64]] = []
-    for start in range(0, len(order), batch * SORTED):
-        near = order[start : start + batch * SORTED]
-        near = near[np.argsort(lengths[near], kind="stable")]
-        batches += np.split(near, len(near) // batch)
-    return [batches[i] for i in rng.permutation(len(batches))]
 
 
 def _epoch(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from t3c.artifact.graph import Traced, trace
-from t3c.convert import elasticize_, smooth_, state_of
+from t3c.convert import ElasticConfig, elasticize_, smooth_, state_of
 from t3c.convert.smooth import Evened
 from t3c.errors import DataError, SpecError
 from t3c.exporter.content import topology
 from t3c.factor.svd import balanced, svd_stages
+from t3c.nn.view import elastic_weights
 
 
 class Net(nn.Module):
@@ -119,6 +121,27 @@ def test_what_cannot_be() -> None:
         smooth_(net(), [])
     with pytest.raises(DataError, match="not finite"):
         smooth_(net(), [inputs() / 0])
+
+
+def test_the_best_balance_rounds_no_worse_than_none() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(800, 24) * torch.logspace(0, -2, 24)
+    model = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    config = ElasticConfig(rank_fractions=(0.5,), tile=4, store_ratio=1.0)
+
+    @torch.no_grad()
+    def error(balance: float | None) -> float:
+        made = copy.deepcopy(model)
+        elasticize_(made, x[:2], replace(config, balance=balance), calibration=[x])
+        reduce, expand = elastic_weights(made)["0"].stored_stages()
+        inner = x @ reduce.T
+        return float(((rounded(inner) - inner) @ expand.T).norm())
+
+    assert error(None) < 0.7 * error(0.0)
+    spectral = copy.deepcopy(model)
+    elasticize_(spectral, x[:2], replace(config, spectral=True))
+    with pytest.raises(SpecError, match=r"0 with spectral factors, got 0\.5"):
+        replace(config, balance=0.5, spectral=True)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])

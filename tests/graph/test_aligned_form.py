@@ -32,8 +32,8 @@ from t3c.evidence.original import beside, to_original
 from t3c.evidence.program import Program, executed
 from t3c.evidence.worst_case import norms_of, worst_cases
 from t3c.exporter import content
-from t3c.exporter.content import COUNTED
 from t3c.exporter.allocate import Allocated
+from t3c.exporter.content import COUNTED
 from t3c.exporter.described import Described
 from t3c.graph import aligning
 from t3c.graph.aligning import aligned_stages, choose_columns, execution, kept_columns

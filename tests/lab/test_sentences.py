@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,7 +14,6 @@ from lab import sentences
 from lab.base import HELD
 from lab.sentences import (
     SentenceRecipe,
-    like_lengths,
     load_any,
     sentence_accuracy,
     train_sentences,
@@ -61,19 +59,6 @@ def test_padding_does_not_change_an_answer() -> None:
     ids = torch.tensor([[3, 5, 7]])
     filled = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], dim=1)
     torch.testing.assert_close(model(filled), model(ids))
-
-
-def test_batches_are_of_like_length_and_hold_each_sample_once() -> None:
-    lengths = np.random.default_rng(0).integers(1, 60, 3210)
-    batches = like_lengths(lengths, 32, 1, 0)
-    assert all(len(batch) == 32 for batch in batches)
-    chosen = np.concatenate(batches)
-    assert len(set(chosen)) == len(chosen) == 3200
-    spread = np.mean([np.ptp(lengths[batch]) for batch in batches])
-    assert spread < 0.1 * np.ptp(lengths)
-    again, other = like_lengths(lengths, 32, 1, 0), like_lengths(lengths, 32, 1, 1)
-    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(batches, other, strict=True))
 
 
 def test_it_learns_and_is_trained_once(small: None, tmp_path: Path) -> None:

@@ -82,6 +82,24 @@ def test_two_runs_agree(model: nn.Module, digits: Digits) -> None:
     assert same_weights(model, other)
 
 
+def test_answers_that_come_with_the_batches_train_as_the_original_does(
+    model: nn.Module, digits: Digits
+) -> None:
+    x = digits.train[0]
+    with torch.no_grad():
+        answers = state_of(model).original(x)
+    pairs = [(x[i : i + 16], answers[i : i + 16]) for i in range(0, 64, 16)]
+    other, config = copy.deepcopy(model), TrainConfig(steps=6, learning_rate=1e-4)
+    asked = fit(model, [inputs for inputs, _ in pairs], config)
+    state_of(other).original.forward = lambda *_: pytest.fail("the original was asked")
+    given = fit(other, pairs, replace(config, teacher="targets"))
+    assert given.terms["distill"] == pytest.approx(asked.terms["distill"], rel=1e-4)
+    with pytest.raises(DataError, match="training needs labels"):
+        fit(other, [x[:16]], replace(config, teacher="targets"))
+    with pytest.raises(SpecError, match="leaves no labels for the term `task`"):
+        replace(config, teacher="targets", full="trained")
+
+
 def test_the_certificate_alone_lowers_the_drift_it_predicts(
     model: nn.Module, digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:

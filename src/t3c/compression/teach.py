@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from t3c.certify.drift import relative_drift
 from t3c.compression.choice import Choice
@@ -21,12 +21,14 @@ from t3c.nn.inputs import Inputs, call, evaluating, select, tensors
 from t3c.nn.view import at
 from t3c.spec import Goal, Profile
 from t3c.train import Keep, Objective, TrainConfig, fit
+from t3c.train.lengths import lengths_of, like_lengths, trimmed
 from t3c.train.targets import Targets
 from t3c.train.validate import shown
 
 RATES = (3e-5, 1e-4, 3e-4)  # tried; published recovery of compressed networks lies between
 PROBE = 0.12  # of the time for training goes into trying rates
 PROBE_STEPS = 8  # at the least, for each rate: fewer tell nothing
+TIMED_STEPS = 6
 LEAST_SECONDS = 20.0  # to try anything at all
 LEAST_STEPS = 16  # worth a run of its own
 VALIDATED = 128  # samples that drift is validated on
@@ -43,6 +45,33 @@ class Plan:
     steps: int
     learning_rate: float
     choice: Choice
+
+
+@dataclass
+class Batches:
+    """Shuffled batches of inputs, with the answers if they are known; no labels.
+
+    Texts come with others of like length, and without the padding that none of them needs.
+    """
+
+    inputs: Inputs
+    answers: Tensor | None
+    size: int
+    seed: int
+    epoch: int = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which time the samples are gone through: their order follows from it."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Inputs] | tuple[Inputs, Tensor]]:
+        lengths = lengths_of(self.inputs)
+        if lengths is None:
+            lengths = np.zeros(len(tensors(self.inputs)[0]), np.int64)
+        for rows in like_lengths(lengths, self.size, self.seed, self.epoch):
+            chosen = torch.from_numpy(rows)
+            inputs = trimmed(select(self.inputs, chosen))
+            yield (inputs,) if self.answers is None else (inputs, self.answers[chosen])
 
 
 @dataclass(frozen=True)
@@ -62,25 +91,10 @@ class Lesson:
     seed: int
     answers: Tensor | None = None
 
-    def batches(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return shuffled batches of inputs, with the answers if they are known; no labels."""
-        inputs, answers = self.train.inputs, [] if self.answers is None else [self.answers]
-        names = list(inputs) if isinstance(inputs, dict) else None
-
-        def collate(samples: list[tuple[Tensor, ...]]) -> tuple[Inputs] | tuple[Inputs, Tensor]:
-            columns = [torch.stack(column) for column in zip(*samples, strict=True)]
-            values = columns[: len(columns) - len(answers)]
-            given: Inputs = values[0] if len(values) == 1 else tuple(values)
-            if names is not None:
-                given = dict(zip(names, values, strict=True))
-            return (given, columns[-1]) if answers else (given,)
-
-        generator = torch.Generator().manual_seed(self.seed)
+    def batches(self) -> Batches:
+        """Return the training samples in batches."""
         size = min(BATCH.get(self.task, 32), len(self.train))
-        return DataLoader(
-            TensorDataset(*tensors(inputs), *answers), size, shuffle=True, drop_last=True,
-            generator=generator, collate_fn=collate,
-        )  # fmt: skip
+        return Batches(self.train.inputs, self.answers, size, self.seed)
 
     def config(self, steps: int, learning_rate: float) -> TrainConfig:
         """Return how it is trained: at the profiles aimed at, towards the original's answers."""
@@ -161,11 +175,11 @@ def _choice(tried: dict[str, float], taken: str, why: str) -> Choice:
 
 
 def _step_seconds(lesson: Lesson) -> float:
-    """Return what a step takes, by two after the first."""
+    """Return what a step takes, in the mean of some after the first: texts differ in length."""
     trial = replace(lesson, model=copy.deepcopy(lesson.model))
     ends: list[float] = []
     fit(
-        trial.model, trial.batches(), trial.config(3, RATES[0]), targets=lesson.targets,
-        on_step=lambda step, _: ends.append(time.perf_counter()),
+        trial.model, trial.batches(), trial.config(1 + TIMED_STEPS, RATES[0]),
+        targets=lesson.targets, on_step=lambda step, _: ends.append(time.perf_counter()),
     )  # fmt: skip
-    return max(1e-3, (ends[-1] - ends[0]) / 2)
+    return max(1e-3, (ends[-1] - ends[0]) / TIMED_STEPS)
