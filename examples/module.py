@@ -30,7 +30,8 @@ def main(out: str, minutes: float = 5) -> None:
     rt = t3c.load(out)  # from here on torch is not needed
     one = np.zeros((1, 32), dtype=np.float32)
     for budget in (t3c.Budget(), t3c.Budget(size_mb=0.1), t3c.Budget(drift=0.5)):
-        print(f"{budget}: {rt.profile} answers {rt(one, budget=budget).argmax()}")
+        logits = rt(one, budget=budget)
+        print(f"{budget}: {rt.profile} answers {logits.argmax()}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from t3c.artifact.reader import Artifact
 from t3c.cli import main
 from t3c.compression import compare, improve, pipeline
 from t3c.compression.door import Compressed, compress
+from t3c.compression.measure import beyond_int8
 from t3c.errors import ArtifactError, DataError, SpecError, T3CError
 from t3c.zoo.digits import Digits
 
@@ -63,6 +65,21 @@ def test_an_artifact_with_its_table_its_report_and_its_record(
     assert sum(record["samples"].values()) >= 1000
     assert [choice["what"] for choice in record["choices"]] == [c.what for c in made.choices]
     assert len(str(made).splitlines()) <= 6
+
+
+def test_a_max_that_is_worse_than_plain_int8_is_said(made: Compressed) -> None:
+    def worse(slower: float, further: float) -> list[str]:
+        """What is said where max has int8's time and drift, times these."""
+        plain = next(v for v in made.result.variants if v.name == "ptq8")
+        assert plain.drift.mean is not None
+        times = replace(plain.latency_ms, p50=slower * plain.latency_ms.p50)
+        drift = plain.drift.model_copy(update={"mean": further * plain.drift.mean})
+        top = plain.model_copy(update={"name": "t3c-max", "latency_ms": times, "drift": drift})
+        return beyond_int8(made.result.model_copy(update={"variants": (plain, top)}))
+
+    assert worse(1.02, 1.04) == []
+    assert worse(1.5, 1.0) == ["max takes 1.50 of plain int8's time, 1.03 is aimed at"]
+    assert [note.split()[1] for note in worse(1.5, 2.0)] == ["takes", "drifts"]
 
 
 def test_certificates_are_of_samples_that_nothing_else_used(made: Compressed) -> None:

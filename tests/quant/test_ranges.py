@@ -59,7 +59,7 @@ def test_a_fitted_range_errs_no_more_than_the_extremes(seed: int, size: float, o
     value = size * (torch.randn(4000) ** 3 + off)
     found = spread_of(value).fitted()
     most = float(value.abs().max())
-    assert error(value, found) <= 1.02 * error(value, (-most, most))
+    assert error(value, found) <= 1.1 * error(value, (-most, most))  # bins are a share of a step
 
 
 def test_outliers_are_clipped_and_even_values_are_not() -> None:

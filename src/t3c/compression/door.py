@@ -15,7 +15,7 @@ from t3c.artifact.reader import Artifact
 from t3c.compression.choice import Choice
 from t3c.compression.data import Data, Rows, gathered, split
 from t3c.compression.kept import work_of
-from t3c.compression.measure import ARTIFACT, measure, write_beside
+from t3c.compression.measure import ARTIFACT, beyond_int8, measure, write_beside
 from t3c.compression.pipeline import Compression, Options
 from t3c.compression.plan import plan_run
 from t3c.compression.reading import read_data
@@ -133,6 +133,8 @@ def compress(
         # What is finished is refused: it comes last.
         with staged(out) as staging, writing(out, ArtifactError):
             shutil.copytree(exported.folder / ARTIFACT, staging, dirs_exist_ok=True)
+        for note in beyond_int8(result):
+            show.say(f"warning: {note}")
         seconds = time.monotonic() - started
         show.say(f"done: {out} in {seconds / 60:.1f} minutes")
     return Compressed(out, result, tuple(run.choices), seconds)

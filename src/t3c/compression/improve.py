@@ -58,7 +58,7 @@ def round_weights(run: Compression, timing: Stage) -> Stage:
             int8 = run_of(run.engine.compile_read(run.plain.model))
             plain = drift_on(int8, run.answered(), validation)
         choice = compare_roundings(model, batches, validation, plain)
-        return {"choices": [] if choice is None else [choice.model_dump()]}
+        return {"int8_drift": plain, "choices": [] if choice is None else [choice.model_dump()]}
 
     chosen = run.decide("round", {"of": timing.key}, choose)
     if not any(choice.taken == SETTLED for choice in choices_of(chosen.result)):
@@ -71,7 +71,7 @@ def round_weights(run: Compression, timing: Stage) -> Stage:
 
     stage = run.stages.run("settle", {"of": chosen.key}, make)
     restore_elastic(model, stage.folder / KEPT)
-    return stage
+    return Stage(stage.folder, stage.key, chosen.result)
 
 
 def _parts(run: Compression) -> tuple[Data, Data]:
@@ -114,7 +114,7 @@ def train_once(run: Compression, timed: Timed, before: Stage) -> Stage:
     def make(folder: Path) -> Mapping[str, Any]:
         if not planned.steps:
             return {"choices": [], "trained": False}
-        choice = teach(lesson(worst), planned, folder / "run")
+        choice = teach(lesson(worst), planned, folder / "run", before.result["int8_drift"])
         keep_elastic(model, folder / KEPT)
         return {"choices": [choice.model_dump()], "trained": True}
 

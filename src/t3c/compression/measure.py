@@ -15,7 +15,9 @@ from t3c.compression.judging import judge_of
 from t3c.compression.kept import BENCH, CALIBRATION, ORIGINAL, TEST
 from t3c.compression.record import RECORD, SAME
 from t3c.compression.stages import Stage
+from t3c.compression.teach import GUARD
 from t3c.evidence.bench import Data, Result, bench
+from t3c.evidence.int8 import INT8
 from t3c.evidence.quality import Scorer, measure_quality
 from t3c.files import write_atomic
 from t3c.report.page import render_report
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 ARTIFACT = "artifact.t3c"
 ROUNDS = 120
+SLOWER = 1.03  # than plain int8 by p50, what `max` may be
 
 
 def judge_profiles(run: Compression, exported: Path) -> None:
@@ -53,6 +56,22 @@ def measure(run: Compression, exported: Path) -> Mapping[str, Any]:
     return {"result": result.model_dump(mode="json")}
 
 
+def beyond_int8(result: Result) -> list[str]:
+    """Return in sentences where `max` is not as good as plain int8, which it is to be."""
+    rows = {variant.name: variant for variant in result.variants}
+    top, told = rows["t3c-max"], []
+    plain = next((row for name, row in rows.items() if name in INT8), None)
+    if plain is None:
+        return []
+    slower = top.latency_ms.p50 / plain.latency_ms.p50
+    if slower > SLOWER:
+        told.append(f"max takes {slower:.2f} of plain int8's time, {SLOWER:g} is aimed at")
+    drifts = top.drift.mean, plain.drift.mean
+    if drifts[0] is not None and drifts[1] and drifts[0] > GUARD * drifts[1]:
+        told.append(f"max drifts {drifts[0]:.3g}, plain int8 {drifts[1]:.3g}")
+    return told
+
+
 def write_beside(run: Compression, exported: Stage, result: Result, out: Path) -> None:
     """Leave in the work folder what `t3c bench` and `t3c certify` read, and the report beside."""
     work, artifact = run.stages.root, Artifact(exported.folder / ARTIFACT)
@@ -78,5 +97,6 @@ def write_beside(run: Compression, exported: Stage, result: Result, out: Path) -
         "decided": run.decided,
     }
     write_atomic(work / RECORD, json.dumps(record, indent=1).encode())
-    page = render_report(result, artifact, choices=[str(choice) for choice in run.choices])
+    told = [*map(str, run.choices), *beyond_int8(result)]
+    page = render_report(result, artifact, choices=told)
     write_atomic(out.with_name(out.name.removesuffix(".t3c") + ".html"), page.encode())

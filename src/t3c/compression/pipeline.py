@@ -121,7 +121,7 @@ class Compression:
             return {"kernels": {name: str(way) for name, way in ways.items()}, "choices": chosen}
 
         decided = self.decide("choose", self.made_from, choose)
-        kernels, smooth = decided.result["kernels"], _linears(source.model)
+        kernels, smooth = decided.result["kernels"], _smoothable(source)
 
         def make(folder: Path) -> Mapping[str, Any]:
             make_elastic(
@@ -248,9 +248,14 @@ class Compression:
         )  # fmt: skip
 
 
-def _linears(model: nn.Module) -> bool:
-    """Return whether smoothing has something to smooth: linear layers behind others."""
-    return sum(type(module) is nn.Linear for module in model.modules()) > 1
+def _smoothable(source: Source) -> bool:
+    """Return whether smoothing has something to smooth: linear layers behind others.
+
+    A decoder reads its weights for one token at a time: its activations stay float, and smoothing
+    them would cost time for nothing.
+    """
+    linear = sum(type(module) is nn.Linear for module in source.model.modules())
+    return linear > 1 and source.task is not Task.LANGUAGE
 
 
 def _text(source: Source) -> TextSpec | None:

@@ -11,7 +11,7 @@ from torch import nn
 from t3c.certify.drift import relative_drift
 from t3c.compression.choice import Choice, best
 from t3c.compression.data import Data
-from t3c.compression.teach import drift_of
+from t3c.compression.teach import GUARD, drift_of
 from t3c.convert import settle_, state_of
 from t3c.evidence.served import Run, chunks
 from t3c.nn.inputs import Inputs
@@ -19,7 +19,6 @@ from t3c.spec import MAX_BITS, Kind, LayerPoint, Profile
 
 VIEWS = (5, 6, MAX_BITS)  # bits that codes are chosen for, and compared at
 NEAREST, SETTLED = "nearest", "second-order"
-BEYOND = 1.05  # of plain int8's drift, what the largest profile may drift
 AT_ONCE = 16  # samples
 
 
@@ -46,7 +45,7 @@ def compare_roundings(
         for way, one in ((NEAREST, model), (SETTLED, settled))
     }
     tried = {way: sum(found) / len(found) for way, found in drifts.items()}
-    most, limit = drifts[SETTLED][-1], BEYOND * max(drifts[NEAREST][-1], int8 or 0.0)
+    most, limit = drifts[SETTLED][-1], GUARD * max(drifts[NEAREST][-1], int8 or 0.0)
     bits = ", ".join(map(str, VIEWS))
     choice = best("rounding of weights", tried, "drift", f"in the mean over {bits} bits")
     if choice.taken == SETTLED and most > limit:

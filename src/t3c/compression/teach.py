@@ -30,6 +30,7 @@ PROBE = 0.12  # of the time for training goes into trying rates
 PROBE_STEPS = 8  # at the least, for each rate: fewer tell nothing
 TIMED_STEPS = 6
 LEAST_SECONDS = 20.0  # to try anything at all
+GUARD = 1.05  # of plain int8's drift, what the largest profile may drift
 LEAST_STEPS = 16  # worth a run of its own
 VALIDATED = 128  # samples that drift is validated on
 BATCH = {Task.LANGUAGE: 8}  # others 32: less than that and weights are put together too often
@@ -151,10 +152,14 @@ def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
     return Plan(left, float(taken), _choice(tried, taken, f"after {steps} steps each"))
 
 
-def teach(lesson: Lesson, plan: Plan, folder: Path) -> Choice:
-    """Train the model in place; where validation drifts more than before, it is as it was."""
-    profiles = lesson.profiles()
+def teach(lesson: Lesson, plan: Plan, folder: Path, int8: float | None) -> Choice:
+    """Train the model in place; where validation drifts more than before, it is as it was.
+
+    So it is where the largest profile came to drift more than plain `int8` may be exceeded by.
+    """
+    profiles, top = lesson.profiles(), [lesson.targets.profiles.top]
     before = drift_of(lesson.model, profiles, lesson.validation)
+    allowed = max(GUARD * (int8 or 0.0), drift_of(lesson.model, top, lesson.validation))
     saved = {name: value.detach().clone() for name, value in lesson.model.named_parameters()}
     fit(
         lesson.model, lesson.batches(), lesson.config(plan.steps, plan.learning_rate),
@@ -162,11 +167,15 @@ def teach(lesson: Lesson, plan: Plan, folder: Path) -> Choice:
     )  # fmt: skip
     after = drift_of(lesson.model, profiles, lesson.validation)
     tried = {"untrained": before, f"{plan.steps} steps at {plan.learning_rate:g}": after}
-    if after >= before:
+    largest = drift_of(lesson.model, top, lesson.validation)
+    if after >= before or largest > allowed:
         with torch.no_grad():
             for name, value in lesson.model.named_parameters():
                 value.copy_(saved[name])
-        return _choice(tried, "untrained", "rolled back")
+        why = "rolled back"
+        if after < before:
+            why += f": max drifts {largest:.3g} after, {allowed:.3g} is allowed"
+        return _choice(tried, "untrained", why)
     return _choice(tried, min(tried, key=tried.__getitem__), "")
 
 

@@ -31,17 +31,18 @@ def midpoints(
     With a generator the rounding is stochastic, between the two nearest values of the view.
     """
     rows = scale.reshape(-1, *([1] * (weight.dim() - 1)))
-    sign = torch.where(torch.signbit(weight), -1.0, 1.0)
+    weight = weight.detach()
     step, shift = 2.0 ** (MAX_BITS - bits), 0.5 if bits < MAX_BITS else 0.0
-    magnitude = weight.abs() / rows
+    level = (weight / rows).abs_()  # in place from here on: every weight passes here in every step
     if generator is None:
-        magnitude = magnitude.round().clamp(0, 127)
-        level = torch.floor(magnitude / step) if bits < MAX_BITS else magnitude
+        level.round_().clamp_(max=127)
+        if bits < MAX_BITS:
+            level.div_(step).floor_()
     else:
         noise = torch.rand(weight.shape, generator=generator, device=generator.device)
-        noise = noise.to(weight.device)
-        level = torch.floor(magnitude / step - shift + noise).clamp(0, 127 // int(step))
-    return (sign * (level + shift)).detach()
+        level.div_(step).sub_(shift).add_(noise.to(weight.device)).floor_()
+        level.clamp_(0, 127 // int(step))
+    return level.add_(shift).copysign_(weight)
 
 
 def fit_gains(weight: Tensor, clip: Tensor | None = None) -> Tensor:
@@ -101,6 +102,6 @@ def fake_quantize(
     scale = view_scale(weight, gains, bits, clip).reshape(rows)
     rounded = midpoints(weight, code_scale, bits, generator) * scale
     if clip is None:
-        return weight + (rounded - weight.detach())
+        return rounded.sub_(weight.detach()).add_(weight)
     reached = weight.detach().abs() <= 127.5 * code_scale.reshape(rows)
     return torch.where(reached, weight + (rounded - weight.detach()), rounded)
