@@ -72,7 +72,8 @@ def test_a_max_that_is_worse_than_plain_int8_is_said(made: Compressed) -> None:
         """What is said where max has int8's time and drift, times these."""
         plain = next(v for v in made.result.variants if v.name == "ptq8")
         assert plain.drift.mean is not None
-        times = replace(plain.latency_ms, p50=slower * plain.latency_ms.p50)
+        p50, p90, p99 = (slower * getattr(plain.latency_ms, name) for name in ("p50", "p90", "p99"))
+        times = replace(plain.latency_ms, p50=p50, p90=p90, p99=p99)
         drift = plain.drift.model_copy(update={"mean": further * plain.drift.mean})
         top = plain.model_copy(update={"name": "t3c-max", "latency_ms": times, "drift": drift})
         return beyond_int8(made.result.model_copy(update={"variants": (plain, top)}))
@@ -223,9 +224,7 @@ def test_what_cannot_be_is_said_in_one_line_and_leaves_nothing(
             progress=False, **settings,
         )  # fmt: skip
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "a.t3c").exists()
-    late = message == "abacus"  # an engine is opened when the first stage needs it
-    assert late or not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_record_decides_again_and_the_content_is_the_same(

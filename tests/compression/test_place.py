@@ -61,6 +61,13 @@ def test_what_is_slower_than_a_larger_one_is_not_shipped() -> None:
     assert rows[0].fate is Fate.SLOWER
 
 
+def test_bytes_are_worth_a_little_time() -> None:
+    top = Candidate("top", 1.0, 100.0, losing(0.1))
+    for size, p50, shipped in ((85.0, 1.02, True), (85.0, 1.04, False), (95.0, 1.02, False)):
+        found = place([Candidate("c", p50, size, losing(0.1)), top], REFERENCE, 0.005)
+        assert ("c" in dict(found.profiles).values()) == shipped
+
+
 def test_what_was_not_judged_is_not_shipped() -> None:
     candidates = chain(0.01, 0.004, 0.002, 0.0)
     rows = place([replace(candidates[0], losses=None), *candidates[1:]], REFERENCE, 0.005).rows
@@ -108,4 +115,7 @@ def test_profiles_are_in_order_and_max_is_always_there(
     usual = ["tiny", "small", "med", "large", "max"]
     assert names == [name for name in usual if name in names]
     times = [candidates[i].p50 for i in taken]
-    assert all(a <= b * 1.01 for a, b in pairwise(times))
+    sizes = [candidates[i].size for i in taken]
+    for here, above in pairwise(range(len(taken))):
+        smaller = sizes[here] < 0.9 * sizes[above]
+        assert times[here] <= times[above] * (1.03 if smaller else 1.01)

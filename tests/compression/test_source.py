@@ -29,6 +29,8 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
         "    return torch.nn.Linear(4, 3).half(), torch.zeros(2, 4)\n"
         "def nothing():\n"
         "    return 3\n"
+        "def broken():\n"
+        "    raise ZeroDivisionError('my own\\nmistake')\n"
     )
     source = open_source(f"{path}:model")
     assert next(source.model.parameters()).dtype == torch.float32
@@ -37,10 +39,14 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
     assert any("training mode" in note for note in source.notes)
     for name, message in (
         ("nothing", "has to return a torch.nn.Module and an example"),
-        ("other", "has no function 'other': it has model, nothing"),
+        ("other", "has no function 'other': it has model, nothing, broken"),
+        ("broken", r"mine.py:broken raised ZeroDivisionError: my own mistake$"),
     ):
         with pytest.raises(DataError, match=message):
             open_source(f"{path}:{name}")
+    (tmp_path / "wrong.py").write_text("import no_such_module")
+    with pytest.raises(DataError, match=r"wrong.py raised ModuleNotFoundError"):
+        open_source(f"{tmp_path / 'wrong.py'}:model")
     with pytest.raises(DataError, match=r"none.py: no such file"):
         open_source(f"{tmp_path / 'none.py'}:model")
 

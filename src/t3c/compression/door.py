@@ -22,6 +22,7 @@ from t3c.compression.reading import read_data
 from t3c.compression.record import read_record, refuse_other
 from t3c.compression.source import open_source
 from t3c.compression.stages import Stages
+from t3c.engines import check_engine
 from t3c.errors import ArtifactError, SpecError
 from t3c.evidence.bench import Result, Variant
 from t3c.files import locked, writing
@@ -96,6 +97,7 @@ def compress(
     keep_freed()
     out = Path(out)
     _check_asked(out, minutes, max_drop, length)
+    check_engine(engine)
     work = work_of(out)
     record = None if replay is None else read_record(Path(replay))
     with writing(out, ArtifactError):

@@ -16,8 +16,8 @@ from t3c.nn.inputs import call, select
 LEAST_MINUTES = 1.0
 # Seconds a stage takes besides, and forward passes of one sample in torch that it is worth; of
 # those after training also how often it runs each sample of a part on the engine, where a sample
-# takes about a quarter of what it takes in torch. Fitted by eye to runs of ResNet-50, MiniLM and the
-# digits' network.
+# takes about a quarter of what it takes in torch. Fitted by eye to runs of ResNet-50, MiniLM and
+# the digits' network.
 FIXED = {"convert": 5.0, "time": 12.0, "int8": 3.0, "round": 2.0, "export": 28.0, "measure": 4.0}
 PASSES = {
     "convert": 1500, "time": 1000, "int8": 900, "round": 800, "export": 5800, "measure": 600

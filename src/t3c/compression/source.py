@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -129,7 +130,7 @@ def _of_function(path: Path, name: str) -> Source:
     if not callable(function):
         known = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
         raise DataError(f"{path} has no function {name!r}: it has {', '.join(known) or 'none'}")
-    made = function()
+    made = _called(function, f"{path}:{name}")
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise DataError(
             f"{path}:{name} has to return a torch.nn.Module and an example of its inputs, "
@@ -145,8 +146,17 @@ def _imported(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    _called(partial(spec.loader.exec_module, module), str(path))
     return module
+
+
+def _called(function: Callable[[], Any], what: str) -> Any:
+    """Call what a user wrote, which may raise anything; its error is told in one line."""
+    try:
+        return function()
+    except Exception as error:
+        cause = " ".join(str(error).split())[:200]
+        raise DataError(f"{what} raised {type(error).__name__}: {cause}") from error
 
 
 def _of_hugging_face(name: str) -> Source:

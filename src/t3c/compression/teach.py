@@ -30,6 +30,7 @@ PROBE = 0.12  # of the time for training goes into trying rates
 PROBE_STEPS = 8  # at the least, for each rate: fewer tell nothing
 TIMED_STEPS = 6
 LEAST_SECONDS = 20.0  # to try anything at all
+VALIDATIONS = 4  # of `teach`
 GUARD = 1.05  # of plain int8's drift, what the largest profile may drift
 LEAST_STEPS = 16  # worth a run of its own
 VALIDATED = 128  # samples that drift is validated on
@@ -133,9 +134,11 @@ def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
     if seconds < LEAST_SECONDS:
         why = f"the plan leaves {seconds:.0f} s for it"
         return Plan(0, RATES[0], _choice({}, "untrained", why))
-    profiles = lesson.profiles()
+    profiles, started = lesson.profiles(), time.perf_counter()
     tried = {"untrained": drift_of(lesson.model, profiles, lesson.validation)}
+    validating = time.perf_counter() - started
     step = _step_seconds(lesson)
+    seconds = max(0.0, seconds - validating * (1 + len(RATES) + VALIDATIONS))
     steps = int(PROBE * seconds / len(RATES) / step)
     left = int((1 - PROBE) * seconds / step)
     if steps < PROBE_STEPS or left < LEAST_STEPS:

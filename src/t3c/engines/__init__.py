@@ -23,13 +23,18 @@ ENGINES: dict[str, tuple[str, str, str, str]] = {
 CACHED = ("openvino",)
 
 
+def check_engine(name: str) -> None:
+    """Raise EngineError for a name that is no engine's."""
+    if name not in ENGINES:
+        raise EngineError(f"unknown engine {name!r}: there are {', '.join(sorted(ENGINES))}")
+
+
 def open_engine(name: str, threads: int | None = None, cache: CompileCache | None = None) -> Engine:
     """An engine by name; by default it uses every core this process may run on.
 
     Given a cache, it keeps what it compiles there, if that is of use to it.
     """
-    if name not in ENGINES:
-        raise EngineError(f"unknown engine {name!r}: there are {', '.join(sorted(ENGINES))}")
+    check_engine(name)
     cores = len(os.sched_getaffinity(0))
     most = 4 * (os.cpu_count() or cores)
     if threads is not None and not (isinstance(threads, int) and 1 <= threads <= most):
