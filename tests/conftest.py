@@ -148,7 +148,7 @@ def known_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def supply_times(patch: pytest.MonkeyPatch) -> None:
     timing = sys.modules["t3c.exporter.timing"]
     patch.setattr(timing, "time_in_place", lambda *_, **__: None)
-    patch.setattr(timing, "_faster", lambda *_: "int8")
+    patch.setattr(timing, "_times_of", lambda *_: {"int8": 1.0, "float": 2.0})
     patch.setattr(timing, "time_layers", counted)
     patch.setattr(sys.modules["t3c.exporter.export"], "prune", all_worth)
     patch.setattr(calibration._Run, "measure", counted_profiles)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from t3c.artifact.graph import Traced, trace
 from t3c.convert import ElasticConfig, elasticize_, smooth_, state_of
-from t3c.convert.smooth import Evened
+from t3c.convert.smooth import Evened, unsmooth_
+from t3c.engines.torch import TorchSession
 from t3c.errors import DataError, SpecError
+from t3c.evidence.original import as_handed_over
 from t3c.exporter.content import topology
 from t3c.factor.svd import balanced, svd_stages
 from t3c.nn.view import elastic_weights
@@ -62,6 +65,27 @@ def test_it_is_the_same_function_and_rounds_better() -> None:
     plain = before.first(rounded(read)) - before.first(read)
     evened = model.first.linear(rounded(read * model.first.inverse)) - before.first(read)
     assert evened.norm() < 0.5 * plain.norm()
+
+
+def test_smoothing_is_undone() -> None:
+    model, x = net(), inputs()
+    before = copy.deepcopy(model)
+    assert smooth_(model, [x])
+    unsmooth_(model)
+    assert not any(isinstance(module, Evened) for module in model.modules())
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before.state_dict()[name], rtol=1e-5, atol=1e-7)
+
+
+def test_the_original_is_quantized_as_it_was_handed_over() -> None:
+    model, x = net(), inputs()
+    wanted = model(x).detach().numpy()
+    smooth_(model, [x])
+    elasticize_(model, x[:2], calibration=[x])
+    found = as_handed_over(model)
+    assert not any("inverse" in tensor.name for tensor in found.graph.initializer)
+    answer = TorchSession(found).run([x.numpy()])[0]
+    np.testing.assert_allclose(answer, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_layers_that_read_one_tensor_read_one_still() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from t3c.artifact.devices import DeviceTable
 from t3c.artifact.reader import Artifact
@@ -27,15 +26,15 @@ Watch = Callable[[str, int, int], object]
 
 def plain_int8(
     engine: OpenVINO,
-    original: Path,
+    original: bytes,
     samples: list[Array],
     *,
     transformer: bool,
     weight_only: bool,
 ) -> Int8:
-    """Quantize the original, a file in ONNX, as one would without T3C."""
+    """Quantize the original in ONNX, as it was handed over, as one would without T3C."""
     make = ptq8w if weight_only else ptq8
-    return make(engine.read(original.read_bytes()), samples, transformer=transformer)
+    return make(engine.read(original), samples, transformer=transformer)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from t3c.artifact.devices import DeviceTable, LayerTiming
 from t3c.artifact.reader import Artifact
-from t3c.compression.choice import Choice, choices_of
+from t3c.compression.choice import Choice, best, choices_of
 from t3c.compression.compare import Placing, plain_int8
 from t3c.compression.data import Parts
 from t3c.compression.elastic import (
@@ -39,7 +39,7 @@ from t3c.evidence.certify import CertifyConfig
 from t3c.evidence.drifts import model_reference
 from t3c.evidence.estimates import EstimateConfig
 from t3c.evidence.int8 import Int8, keep_int8, kept_int8
-from t3c.evidence.original import write_original
+from t3c.evidence.original import as_handed_over, write_original
 from t3c.evidence.quality import Scorer
 from t3c.evidence.served import Run, run_of
 from t3c.exporter import ExportConfig, Timed, export, time_points
@@ -149,6 +149,7 @@ class Compression:
             return {
                 "layers": [t.model_dump(mode="json") for t in timed.layers],
                 "activations": timed.activations,
+                "choices": [best("activations", timed.tried, "ms at full rank").model_dump()],
                 "conditions": None if timed.conditions is None else asdict(timed.conditions),
             }
 
@@ -167,7 +168,8 @@ class Compression:
                 return {"int8": None}
             samples = self.parts.train.at(slice(0, CALIBRATION)).arrays()
             made = plain_int8(
-                self.engine, folder / ORIGINAL, samples, transformer=self.source.reads_text,
+                self.engine, as_handed_over(self.source.model, self.axes).SerializeToString(),
+                samples, transformer=self.source.reads_text,
                 weight_only=timed.activations == "float",
             )  # fmt: skip
             return {"int8": keep_int8(made, folder / INT8)}

@@ -92,6 +92,16 @@ def smooth_(
     return changed
 
 
+@torch.no_grad()
+def unsmooth_(model: nn.Module) -> None:
+    """Undo `smooth_` in place: the layers read their inputs as they come."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Evened):
+            assert isinstance(module.inverse, Tensor)
+            module.linear.weight.mul_(module.inverse)
+            replace_(model, name, module.linear)
+
+
 def _best_alpha(read: Read, weights: list[Tensor]) -> float | None:
     """The alpha with the least error; None where it is hardly less than without any."""
     rows, whole = torch.cat(read.rows), torch.cat(weights)

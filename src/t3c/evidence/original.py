@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from t3c.artifact.elastic_nodes import Floats
 from t3c.artifact.graph import Axes, original_onnx, topology, weight_name
 from t3c.artifact.reader import Artifact
 from t3c.convert import state_of
+from t3c.convert.smooth import unsmooth_
 from t3c.errors import ConvertError, DataError
 from t3c.files import write_atomic
 from t3c.nn.view import elastic_weights
@@ -54,6 +56,14 @@ def to_original(model: nn.Module, axes: Axes | None = None) -> onnx.ModelProto:
     return original_onnx(state.original, state.example, list(elastic_weights(model)), axes)
 
 
+def as_handed_over(model: nn.Module, axes: Axes | None = None) -> onnx.ModelProto:
+    """Return the original of an elastic model in ONNX without the smoothing that came before."""
+    state = state_of(model)
+    plain = copy.deepcopy(state.original)
+    unsmooth_(plain)
+    return original_onnx(plain, state.example, [], axes)
+
+
 def refuse_batch_statistics(model: nn.Module) -> None:
     """Refuse norms over the batch: what they put out for a sample depends on the others."""
     for name, module in model.named_modules():
@@ -84,24 +94,24 @@ def beside(artifact: Artifact, model: onnx.ModelProto) -> Original:
     topology, other attributes or other whole numbers.
     """
     specs = artifact.manifest.specs
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
     raw = {}
     for layer, spec in specs.items():
-        found = [i for i in copy.graph.initializer if i.name == weight_name(layer)]
+        found = [i for i in named.graph.initializer if i.name == weight_name(layer)]
         if not found or tuple(found[0].dims) != spec.dense_shape:
             raise NamelessError(
                 f"the original does not hold the weight of layer {layer!r}: write it with "
                 "t3c.write_original(model, path)"
             )
         raw[layer] = numpy_helper.to_array(found[0]).astype(np.float32)
-        copy.graph.initializer.remove(found[0])
-        copy.graph.input.append(
+        named.graph.initializer.remove(found[0])
+        named.graph.input.append(
             onnx.helper.make_tensor_value_info(found[0].name, TensorProto.FLOAT, spec.dense_shape)
         )
-    if any(a.name == "training_mode" and a.i for node in copy.graph.node for a in node.attribute):
+    if any(a.name == "training_mode" and a.i for node in named.graph.node for a in node.attribute):
         raise DataError("the original has a BatchNormalization in training mode: export it frozen")
-    traced = topology(copy, specs)
+    traced = topology(named, specs)
     if _shape_of(traced.model.graph) != _shape_of(artifact.graph().graph):
         raise DataError("the original is another network than the artifact's")
     weights = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -31,11 +31,16 @@ from t3c.spec import Form, LayerPoint, Profile, ProfileChain
 @dataclass(frozen=True)
 class Timed:
     """What layer points take on a device, the activations that they do so on, and the conditions
-    they were measured under, where those are known."""
+    they were measured under, where those are known.
+
+    `tried` are the milliseconds of the network at full rank, by activations, where they were
+    chosen.
+    """
 
     layers: tuple[LayerTiming, ...]
     activations: Activations
     conditions: Conditions | None = None
+    tried: Mapping[str, float] = field(default_factory=dict)
 
 
 def time_points(
@@ -65,18 +70,21 @@ def time_traced(
     kinds: list[Activations] = ["int8", "float"] if asked == "auto" else [asked]
     drafts = {kind: _every_rank(model, traced, weight_only=kind == "float") for kind in kinds}
     quiet = watchful(True)
-    kind = _faster(drafts, engine, quiet) if len(drafts) > 1 else kinds[0]
+    tried = _times_of(drafts, engine, quiet) if len(drafts) > 1 else {}
+    kind = min(kinds, key=lambda kind: tried.get(kind, 0.0))
     layers = time_in_place(drafts[kind], engine, quiet=quiet, watch=watch)
     if layers is None:  # the engine does not tell what its operations take
         plans = state_of(model).plan.layers
         ranks = [(p.spec.per_token if traced.stateful else p.spec, p.ranks) for p in plans]
         to_float = float_outputs(traced.model.graph, {spec.name: spec for spec, _ in ranks})
         layers = time_layers(engine, ranks, to_float, activations=kind, quiet=quiet, watch=watch)
-    return Timed(layers, kind, quiet.conditions)
+    return Timed(layers, kind, quiet.conditions, tried)
 
 
-def _faster(drafts: Mapping[Activations, Draft], engine: Engine, quiet: Quiet) -> Activations:
-    """Return the activations that the network at full rank takes less time on."""
+def _times_of(
+    drafts: Mapping[Activations, Draft], engine: Engine, quiet: Quiet
+) -> dict[str, float]:
+    """Return the milliseconds of the network at full rank, by the activations it runs on."""
     sessions, bits = {}, describe(engine).weight_bits
     for kind, draft in drafts.items():
         top = draft.manifest.chain.top
@@ -86,7 +94,7 @@ def _faster(drafts: Mapping[Activations, Draft], engine: Engine, quiet: Quiet) -
     inputs = example_inputs(next(iter(drafts.values())))
     rounds = paced(runners(sessions, inputs), ROUNDS)
     times = time_sessions(sessions, inputs, rounds, quiet=quiet)
-    return min(drafts, key=lambda kind: times[str(kind)].p50)
+    return {str(kind): times[str(kind)].p50 for kind in drafts}
 
 
 def _every_rank(model: nn.Module, traced: Traced, *, weight_only: bool) -> Draft:
