@@ -49,6 +49,9 @@ from t3c.zoo import subjects
 from t3c.zoo.digits import CLASSES, IMAGE, Digits, DigitsNet, load_digits, train_digits
 from t3c.zoo.subjects import Subject
 
+# They make a second device of torch's own process: test_devices.py runs them in one of theirs.
+collect_ignore = ["second_device.py", "second_device_paths.py"]
+
 if TYPE_CHECKING:
     from decoders import MadeDecoder
     from serving import Running

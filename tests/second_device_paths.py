@@ -235,7 +235,7 @@ def test_an_export_is_of_the_model_and_leaves_it_there(tmp_path: Path) -> None:
     model = made(Texts).to(SECOND)
     t3c.elasticize_(model, data[0][0], calibration=data)
     certificate = CertifyConfig(
-        estimates=EstimateConfig(samples=2, path_samples=1), worst_samples=1, monitor=False
+        estimates=EstimateConfig(samples=2, path_samples=1), worst_case=True
     )
     # Samples on the device are as welcome as those that are not.
     given = [(moved(inputs, torch.device(SECOND)), labels) for inputs, labels in data]

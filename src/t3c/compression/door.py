@@ -131,7 +131,8 @@ def compress(
         )
         result = Result.model_validate(measured.result["result"])
         result = result.model_copy(update={"artifact": str(out)})
-        write_beside(run, exported, result, out)
+        with writing(work, ArtifactError):
+            write_beside(run, exported, result, out)
         # What is finished is refused: it comes last.
         with staged(out) as staging, writing(out, ArtifactError):
             shutil.copytree(exported.folder / ARTIFACT, staging, dirs_exist_ok=True)

@@ -161,7 +161,10 @@ def make_elastic(
 def keep_elastic(model: nn.Module, path: Path) -> None:
     """Write all parameters and buffers of an elastic model, factors included."""
     values = {name: value.detach().cpu().contiguous() for name, value in _named(model).items()}
-    save_file(values, path)
+    try:
+        save_file(values, path)
+    except SafetensorError as error:
+        raise DataError(f"{path}: cannot be written: {error}") from error
 
 
 def restore_elastic(model: nn.Module, path: Path) -> None:

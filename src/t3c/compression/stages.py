@@ -67,7 +67,8 @@ class Stages:
         with locked(folder, error=DataError):
             self.say(name)
             started = time.perf_counter()
-            result = {**make(folder), "seconds": time.perf_counter() - started}
+            with writing(folder, DataError):
+                result = {**make(folder), "seconds": time.perf_counter() - started}
             write_atomic(path, json.dumps(result, indent=1).encode(), DataError)
         self.say(f"{name}: {result['seconds']:.0f} s")
         return Stage(folder, key, result)

@@ -46,7 +46,10 @@ def ptq8w(model: ov.Model, samples: Array | Sequence[Array], *, transformer: boo
 
 def keep_int8(made: Int8, path: Path) -> dict[str, str | int]:
     """Write a quantized model as OpenVINO's `path` (.xml); what else is to be known of it."""
-    ov.save_model(made.model, path, compress_to_fp16=False)
+    try:
+        ov.save_model(made.model, path, compress_to_fp16=False)
+    except RuntimeError as error:
+        raise DataError(f"{path}: cannot be written: is the disk full?") from error
     return {"method": made.method, "size_bytes": made.size_bytes}
 
 

@@ -53,7 +53,7 @@ def read_in_two(baseline_or_graph: object, ids: np.ndarray) -> np.ndarray:
 
 def test_a_traced_decoder_remembers_what_it_read() -> None:
     model, ids = decoder(), texts(1, 5)
-    graph = to_openvino(model, ids.numpy())
+    graph = to_openvino(model, ids)
     names = [port.any_name for port in graph.inputs]
     assert names == ["input_ids", *model.states(1, 1)]
     with torch.no_grad():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import openvino as ov
 import pytest
 import torch
@@ -106,7 +105,7 @@ def test_fewer_bits_and_zeros_take_less(net: Net) -> None:
 
 
 def test_the_size_on_disk_counts_the_topology(net: Net, tmp_path: Path) -> None:
-    graph = to_openvino(net, np.zeros((1, 3, 8, 8), np.float32))
+    graph = to_openvino(net, torch.zeros(1, 3, 8, 8))
     ov.save_model(graph, tmp_path / "model.xml", compress_to_fp16=False)
     formats = {"conv.weight": Format(4)}
     expected = len(pack(net, formats)) + (tmp_path / "model.xml").stat().st_size

@@ -142,8 +142,8 @@ class Largest(nn.Module):
 def test_a_maximum_over_an_image_is_computed_rightly(keep: bool) -> None:
     torch.manual_seed(0)
     images = tiny.images(16, 1)
-    prepared = prepare_qat(Largest(keep).eval(), images.numpy())
-    graph = qat_graph(prepared, images[:1].numpy())
+    prepared = prepare_qat(Largest(keep).eval(), images)
+    graph = qat_graph(prepared, images[:1])
     found = OpenVINO(1).compile_read(graph).run([images.numpy()])[0]
     assert difference(found, prepared(images)) < 0.01
 
