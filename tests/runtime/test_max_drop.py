@@ -295,7 +295,7 @@ def test_a_part_of_an_artifact_keeps_the_quality_of_its_profiles(
 
 def test_the_command_line_takes_and_shows_it(judged: Path, made: Made) -> None:
     def told(*command: object) -> str:
-        done = CliRunner().invoke(app, [*map(str, command)], env={"COLUMNS": "200"})
+        done = CliRunner().invoke(app, [*map(str, command)], env={"COLUMNS": "400"})
         assert done.exit_code == 0, done.output
         return done.stdout
 
