@@ -4,10 +4,15 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from t3c.artifact.graph import to_onnx
+from t3c.engines.openvino import OpenVINO
 from t3c.errors import SpecError
 from t3c.measure import pinning
 from t3c.measure.pinning import choose_cores, pinned
@@ -75,6 +80,18 @@ def test_nothing_is_done_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatc
         assert cores == ()
     with pytest.raises(SpecError), pinned(0):
         pass
+
+
+@needs_cores
+def test_a_session_that_was_compiled_while_pinned_pins_nobody_afterwards() -> None:
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    graph = to_onnx(nn.Sequential(*layers).eval(), torch.zeros(2, 3, 8, 8))
+    x = np.zeros((1, 3, 8, 8), np.float32)
+    with pinned(1):
+        session = OpenVINO(1).compile(graph)
+        session.run([x])
+    session.run([x])
+    assert os.sched_getaffinity(0) == CORES
 
 
 @needs_cores

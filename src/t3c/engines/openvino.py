@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,13 +33,16 @@ class OpenVINO:
         self.version = ov.__version__.split("-")[0]
         self.threads = threads
         self.core = ov.Core()
-        self.config = {
+        self.config: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": "f32",
             # Activations that are to stay float are not rounded behind our back.
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
+        if threads < (os.cpu_count() or threads):
+            # Else what was compiled while the caller was pinned pins it again in every run.
+            self.config["ENABLE_CPU_PINNING"] = False
 
     def compile(self, model: onnx.ModelProto) -> OpenVINOSession:
         raw = model.SerializeToString()
