@@ -1,4 +1,4 @@
-"""What is gained before the export: better rounding, and training once for every profile."""
+"""Improve an elastic model before the export: round better, and train once for every profile."""
 
 from __future__ import annotations
 
