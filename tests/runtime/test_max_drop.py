@@ -20,7 +20,7 @@ from t3c.artifact.ledger import QualityEntry
 from t3c.artifact.reader import LEDGER, Artifact
 from t3c.artifact.trim import trim
 from t3c.certify.slices import digest, sample_keys
-from t3c.cli import app
+from t3c.cli import app, console
 from t3c.engines import open_engine
 from t3c.errors import CorruptError
 from t3c.evidence.drifts import session_reference
@@ -293,9 +293,13 @@ def test_a_part_of_an_artifact_keeps_the_quality_of_its_profiles(
     assert load(part.path).candidates[0].drop == whole["tiny"].drop
 
 
-def test_the_command_line_takes_and_shows_it(judged: Path, made: Made) -> None:
+def test_the_command_line_takes_and_shows_it(
+    judged: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console.out_console, "width", 200)  # it was made at import
+
     def told(*command: object) -> str:
-        done = CliRunner().invoke(app, [*map(str, command)], env={"COLUMNS": "400"})
+        done = CliRunner().invoke(app, [*map(str, command)], env={"COLUMNS": "200"})
         assert done.exit_code == 0, done.output
         return done.stdout
 
