@@ -296,7 +296,7 @@ def test_a_part_of_an_artifact_keeps_the_quality_of_its_profiles(
 def test_the_command_line_takes_and_shows_it(
     judged: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console.out_console, "width", 200)  # it was made at import
+    monkeypatch.setattr(console.out_console, "width", 400)  # made at import; a column a device
 
     def told(*command: object) -> str:
         done = CliRunner().invoke(app, [*map(str, command)], env={"COLUMNS": "200"})
