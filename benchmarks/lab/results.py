@@ -38,7 +38,7 @@ from t3c.compression.door import compress
 from t3c.compression.kept import ORIGINAL, work_of
 from t3c.compression.pipeline import CALIBRATION, Options
 from t3c.compression.stages import RESULT, Stage, Stages
-from t3c.compression.teach import BATCH
+from t3c.compression.teach import BATCH, DEFAULT_BATCH
 from t3c.device.execution import example_inputs
 from t3c.device.machine import describe
 from t3c.engines.openvino import OpenVINO
@@ -50,7 +50,6 @@ from t3c.runtime.runtime import Runtime
 from t3c.zoo.settings import read_settings
 
 ARTIFACT, MODEL = "model.t3c", "model.xml"
-BATCH_OF_OTHERS = 16  # samples a step of tasks that have no batch size of their own, as the door's
 ROUNDS = 200  # how often each variant is timed
 ABLATED = 2000  # test samples that ablations are made on; language models have none
 ENGINE = "openvino"  # what baselines run on too
@@ -176,7 +175,7 @@ class Results:
         source, train = subject.source, subject.parts.train
         training = Training(
             source.model, train.inputs, self.spec.minutes,
-            batch=BATCH.get(source.task, BATCH_OF_OTHERS), precision="auto",
+            batch=BATCH.get(source.task, DEFAULT_BATCH), precision="auto",
         )  # fmt: skip
         out = made.folder / ARTIFACT
         return Task(

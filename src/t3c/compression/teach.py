@@ -34,7 +34,8 @@ VALIDATIONS = 4  # of `teach`
 GUARD = 1.05  # of plain int8's drift, what the largest profile may drift
 LEAST_STEPS = 16  # worth a run of its own
 VALIDATED = 128  # samples that drift is validated on
-BATCH = {Task.LANGUAGE: 8}  # others 32: less than that and weights are put together too often
+# Samples of a step; with fewer than the default, weights are put together too often.
+BATCH, DEFAULT_BATCH = {Task.LANGUAGE: 8}, 32
 LOSS = {Task.LANGUAGE: "language_modelling", Task.EMBEDDING: "regression"}
 
 Watch = Callable[[str, int, int], object]
@@ -95,7 +96,7 @@ class Lesson:
 
     def batches(self) -> Batches:
         """Return the training samples in batches."""
-        size = min(BATCH.get(self.task, 32), len(self.train))
+        size = min(BATCH.get(self.task, DEFAULT_BATCH), len(self.train))
         return Batches(self.train.inputs, self.answers, size, self.seed)
 
     def config(self, steps: int, learning_rate: float) -> TrainConfig:
