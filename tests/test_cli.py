@@ -311,7 +311,7 @@ def test_bad_artifacts(made: Made, copied: Path, flip: Callable[[Path, int], Non
     refused("dense.safetensors: .* bytes, the manifest says", "inspect", copied)
     (copied / DENSE).write_bytes(raw)
     text = (copied / MANIFEST).read_text()
-    (copied / MANIFEST).write_text(text.replace('"schema_version":3', '"schema_version":7'))
+    (copied / MANIFEST).write_text(text.replace('"schema_version":4', '"schema_version":7'))
     refused("schema_version 7 is not one this t3c reads", "inspect", copied)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from conftest import Made, quick
 from t3c import files
 from t3c.artifact.folder import MANIFEST, recover, staged
-from t3c.artifact.manifest import CONTENT, DENSE, FACTORS, GRAPH, layer_entry
+from t3c.artifact.manifest import CONTENT, DENSE, FACTORS, GRAPH, NORMS, layer_entry
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import StageCodes, layer_bytes, pack_layer, read_layer
 from t3c.artifact.writer import header_bytes
@@ -103,9 +103,12 @@ def test_bytes_on_disk(made: Made) -> None:
     assert sizes == sorted(sizes)
     shared = sum((made.artifact / name).stat().st_size for name in (GRAPH, DENSE, MANIFEST))
     shared += header_bytes(made.artifact / FACTORS)
+    norms = {n: v.nbytes for n, v in artifact.dense().items() if n.startswith(NORMS)}
+    assert norms
+    shared -= sum(norms.values())
     for profile in artifact.manifest.profiles:
         mine = sum(layer_bytes(e, profile.points[n]) for n, e in artifact.entries.items())
-        assert profile.size_bytes == shared + mine
+        assert profile.size_bytes == shared + norms.get(f"{NORMS}{profile.name}", 0) + mine
         assert mine < (made.artifact / FACTORS).stat().st_size
 
 

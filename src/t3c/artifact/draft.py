@@ -16,6 +16,7 @@ from t3c.artifact.manifest import (
     DENSE,
     FACTORS,
     GRAPH,
+    NORMS,
     TOKENIZER,
     FileEntry,
     Manifest,
@@ -48,7 +49,7 @@ class Draft(Artifact):
         if tokenizer is not None:
             sizes[TOKENIZER] = len(tokenizer)
         files = {name: FileEntry(sha256=UNWRITTEN, bytes=size) for name, size in sizes.items()}
-        self.manifest = sized(manifest, files, sizes[FACTORS] - _total(factors))
+        self.manifest = sized(manifest, files, sizes[FACTORS] - _total(factors), dense)
 
     def ledger(self) -> Ledger | None:
         return None
@@ -79,16 +80,21 @@ class HeldSlice:
         return self.tensor[rows]
 
 
-def sized(draft: Manifest, files: Mapping[str, FileEntry], header: int) -> Manifest:
+def sized(draft: Manifest, files: Mapping[str, FileEntry], header: int, dense: Tensors) -> Manifest:
     """Return the manifest with these files, and with the bytes that each profile needs.
 
-    `header` are the bytes of factors.safetensors before its data.
+    `header` are the bytes of factors.safetensors before its data; of the tensors that are `dense`
+    a profile needs no norms but its own.
     """
-    shared = files[GRAPH].bytes + files[DENSE].bytes + header
+    norms = {n.removeprefix(NORMS): v.nbytes for n, v in dense.items() if n.startswith(NORMS)}
+    shared = files[GRAPH].bytes + files[DENSE].bytes - sum(norms.values()) + header
 
     def manifest(own_bytes: int) -> Manifest:
+        rest = shared + own_bytes
         entries = [
-            p.model_copy(update={"size_bytes": shared + own_bytes + _points_bytes(draft, p)})
+            p.model_copy(
+                update={"size_bytes": rest + norms.get(p.name, 0) + _points_bytes(draft, p)}
+            )
             for p in draft.profiles
         ]
         return draft.model_copy(update={"profiles": tuple(entries), "files": dict(files)})

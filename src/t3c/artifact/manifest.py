@@ -35,6 +35,7 @@ TOKENIZER = "tokenizer.json"  # content too, of artifacts that carry one
 CONTROLLER = "controller/"  # what the names of a controller's tensors begin with
 PIVOTS = "aligned/"  # those of the columns that aligned layers keep, by layer and rank
 RANGES = "ranges/"  # and those of a profile's activation ranges
+NORMS = "norms/"  # and those of its own norms
 STATE = "past_"  # what the names of a graph's states begin with
 LARGEST_SAMPLE = 2**25  # numbers of one input: what is allocated before anything is run
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
@@ -72,8 +73,16 @@ class StateEntry(Record):
     shape: Shape
 
 
+class NormedEntry(Record):
+    """A layer that profiles may have norms of their own for, and the tensor that holds its bias."""
+
+    layer: str
+    bias: str
+
+
 class ModelEntry(Record):
-    """What the artifact computes. `quantized` names the tensors that have a range per profile."""
+    """What the artifact computes. `quantized` names the tensors that have a range per profile,
+    `normed` the layers that profiles may have their own gains and biases for."""
 
     name: str
     parameters: int = Field(ge=0, lt=2**63)
@@ -84,6 +93,7 @@ class ModelEntry(Record):
     image: ImageSpec | None = None
     text: TextSpec | None = None
     states: tuple[StateEntry, ...] = ()
+    normed: tuple[NormedEntry, ...] = ()
 
 
 class LayoutEntry(Record):
@@ -300,6 +310,9 @@ def _check(manifest: Manifest) -> None:
         sizes = [size for size in shape if isinstance(size, int)]
         if min(sizes, default=1) < 1 or math.prod(sizes) > LARGEST_SAMPLE:
             raise SpecError(f"{name}: a sample has 1 to {LARGEST_SAMPLE} numbers, got {shape}")
+    unknown = {entry.layer for entry in manifest.model.normed} - set(specs)
+    if unknown:
+        raise SpecError(f"norms are for layers that there are not: {', '.join(sorted(unknown))}")
     for layer in manifest.layers:
         check_menu(layer.menu)
         views = (layer.bits, layer.dense_bits)

@@ -24,11 +24,13 @@ from t3c.artifact.manifest import (
     DENSE,
     FACTORS,
     GRAPH,
+    NORMS,
     RANGES,
     TOKENIZER,
     LayerEntry,
     load_manifest,
 )
+from t3c.artifact.norms import OwnNorms, read_norms
 from t3c.artifact.plain import check_plain, parse, read_plain
 from t3c.artifact.store import Floats, Tensors, read_layer, trim_layer
 from t3c.control.policy import Policy
@@ -36,7 +38,7 @@ from t3c.control.proposed import Controlled
 from t3c.control.token import About
 from t3c.errors import ArtifactError, CorruptError, SpecError
 from t3c.files import locked, write_atomic
-from t3c.spec import LayerPoint, Level
+from t3c.spec import LayerPoint, Level, Profile
 
 LEDGER, DEVICES = "ledger.json", "devices"
 STORED = ("BOOL", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8")  # types of tensors
@@ -70,6 +72,25 @@ class Artifact:
         """(int8 weight, row scale) of each stored stage of a layer at a point."""
         return read_layer(self._factors, self.entries[layer], point)
 
+    def weights(self, profile: Profile, layer: str) -> list[tuple[npt.NDArray[np.int8], Floats]]:
+        """(int8 weight, row scale) of each stage of a layer, with the gains of a profile's own."""
+        stages = self.stages(layer, profile.points[layer])
+        gain = self.norms(profile.name).gains.get(layer)
+        if gain is not None:
+            codes, scale = stages[-1]
+            stages[-1] = codes, scale * gain
+        return stages
+
+    def norms(self, profile: str) -> OwnNorms:
+        """The norms that a profile has for itself; of some profiles there are none."""
+        key = f"{NORMS}{profile}"
+        if key not in self._dense.keys():  # noqa: SIM118
+            return OwnNorms()
+        try:
+            return read_norms(self._dense.get_tensor(key), self.manifest)
+        except SpecError as error:
+            raise CorruptError(f"{self.path / DENSE}: {key}: {error}") from error
+
     def trimmed_layer(self, wanted: LayerEntry) -> Tensors:
         """The tensors that store as much of a layer as `wanted` has."""
         return trim_layer(self._factors, self.entries[wanted.spec.name], wanted)
@@ -88,9 +109,13 @@ class Artifact:
             raise CorruptError(f"{self.path / GRAPH}: {error}") from error
         return model
 
-    def dense(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Every tensor that is not elastic, and the activation ranges."""
-        return {name: self._dense.get_tensor(name) for name in self._dense.keys()}  # noqa: SIM118
+    def dense(self, profile: str | None = None) -> dict[str, npt.NDArray[np.generic]]:
+        """Every tensor that is not elastic, and the activation ranges.
+
+        Of a `profile` those that it has for itself stand in the place of those that all share.
+        """
+        shared = {n: self._dense.get_tensor(n) for n in self._dense.keys()}  # noqa: SIM118
+        return shared if profile is None else shared | dict(self.norms(profile).biases)
 
     @property
     def weight_only(self) -> bool:

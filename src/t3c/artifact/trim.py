@@ -10,6 +10,7 @@ from t3c.artifact.card import write_card
 from t3c.artifact.draft import Draft, drafted
 from t3c.artifact.folder import staged
 from t3c.artifact.manifest import (
+    NORMS,
     PIVOTS,
     RANGES,
     ControllerEntry,
@@ -60,17 +61,25 @@ def trim(artifact: Artifact, profiles: Sequence[str], path: str | Path) -> Artif
 def part_of(
     artifact: Artifact, chain: ProfileChain
 ) -> tuple[tuple[LayerEntry, ...], Tensors, Tensors]:
-    """Return the layers, codes and other tensors that profiles need, all but their ranges."""
+    """Return the layers, codes and other tensors that profiles need, all but their ranges.
+
+    A profile may have another name than in the artifact: its points tell which it is.
+    """
     layers = tuple(_layer(entry, chain) for entry in artifact.manifest.layers)
     factors: Tensors = {}
     for entry in layers:
         factors |= artifact.trimmed_layer(entry)
     pivots = {pivots_name(e.spec.name, rank) for e in layers for rank in e.ranks}
+    everything = artifact.dense()
     dense = {
         name: value
-        for name, value in artifact.dense().items()
-        if not name.startswith((RANGES, PIVOTS)) or name in pivots
+        for name, value in everything.items()
+        if not name.startswith((RANGES, PIVOTS, NORMS)) or name in pivots
     }
+    for profile in chain:
+        mine = next(p.name for p in artifact.manifest.chain if p.points == profile.points)
+        if f"{NORMS}{mine}" in everything:
+            dense[f"{NORMS}{profile.name}"] = everything[f"{NORMS}{mine}"]
     return layers, factors, dense
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from t3c.errors import CorruptError, VersionError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 def upgraded(data: Any, path: Path) -> dict[str, Any]:
@@ -59,4 +59,11 @@ def _from_2(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
+def _from_3(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 4 has norms that a profile has for itself; earlier ones share all they have."""
+    return data
+
+
+STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: _from_1, 2: _from_2, 3: _from_3
+}  # fmt: skip

@@ -42,7 +42,7 @@ def write_content(folder: Path, draft: Draft) -> Manifest:
         name: FileEntry(sha256=sha256_file(folder / name), bytes=(folder / name).stat().st_size)
         for name in (*CONTENT, *([] if draft.tokenizer is None else [TOKENIZER]))
     }
-    manifest = sized(draft.manifest, files, header_bytes(folder / FACTORS))
+    manifest = sized(draft.manifest, files, header_bytes(folder / FACTORS), draft.tensors)
     with writing(folder):
         (folder / MANIFEST).write_bytes(dump_manifest(manifest))
     return manifest

@@ -210,9 +210,9 @@ def executed(
     for node in artifact.graph().graph.node:
         if node.domain == ELASTIC_DOMAIN:
             uses[elastic_layer(node)].append(node.name)
-    layers, mine = {}, artifact.dense()
-    for name, point in deployed.profile.points.items():
-        stored = artifact.stages(name, point)
+    layers, mine = {}, artifact.dense(deployed.profile.name)
+    for name in deployed.profile.points:
+        stored = artifact.weights(deployed.profile, name)
         spec = artifact.entries[name].spec
         bits = MAX_BITS if artifact.weight_only else weight_bits
         run = execution(mine, spec, stored, deployed.forms[name], bits)

@@ -30,6 +30,7 @@ from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
 from t3c.errors import SpecError
 from t3c.nn.inputs import Inputs, select, tensors
+from t3c.nn.norms import Norms
 from t3c.spec import Goal, LayerPoint, Level, Profile, ProfileChain
 from t3c.train.controller import train_controller
 from t3c.train.policy_net import ControllerConfig
@@ -47,7 +48,8 @@ Menus = dict[str, tuple[LayerPoint, ...]]
 class Allocated:
     """The menu of each layer, the profiles, and the first-order drift of each.
 
-    `dropped` are the levels of each unit that are on no menu.
+    `dropped` are the levels of each unit that are on no menu, `norms` those that profiles have for
+    themselves.
     """
 
     menus: Menus
@@ -55,6 +57,7 @@ class Allocated:
     drifts: Mapping[str, float]
     dropped: Mapping[str, tuple[Dropped, ...]] = field(default_factory=dict)
     control: Controlled | None = None
+    norms: Mapping[str, Norms] = field(default_factory=dict)
 
     @classmethod
     def of(cls, chain: ProfileChain) -> Allocated:
@@ -66,12 +69,14 @@ class Allocated:
         """The profiles that have a new name, under it; the others are dropped."""
         kept = [Profile(names[p.name], p.points) for p in self.profiles if p.name in names]
         drifts = {names[name]: drift for name, drift in self.drifts.items() if name in names}
+        norms = {names[name]: mine for name, mine in self.norms.items() if name in names}
         control = self.control
         if control is not None:
             points = {names[n]: p for n, p in control.profiles.items() if n in names}
             shares = {names[n]: s for n, s in control.shares.items() if n in names}
             control = Controlled(control.policy, points, shares)
-        return replace(self, profiles=ProfileChain(tuple(kept)), drifts=drifts, control=control)
+        chain = ProfileChain(tuple(kept))
+        return replace(self, profiles=chain, drifts=drifts, control=control, norms=norms)
 
 
 def affordable(plans: Sequence[LayerPlan]) -> int:

@@ -17,6 +17,7 @@ from t3c.artifact.graph import Axes, Traced, trace
 from t3c.artifact.manifest import (
     CONTROLLER,
     ELASTIC_DOMAIN,
+    NORMS,
     RANGES,
     ControllerEntry,
     KernelEntry,
@@ -42,6 +43,7 @@ from t3c.evidence.drifts import arrays
 from t3c.evidence.original import refuse_batch_statistics
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.described import Described
+from t3c.exporter.norms import normed_by, stored_norms
 from t3c.graph.aligning import align_layer, from_reduced, kept_columns
 from t3c.graph.assemble import assemble, quantized_inputs, summed_inputs
 from t3c.nn.inputs import Inputs, batches_of
@@ -74,8 +76,10 @@ def topology(model: nn.Module, axes: Axes | None = None) -> Traced:
 def pack(described: Described, allocated: Allocated) -> Draft:
     """Round the layers of a model to codes that all profiles read; no profile has ranges yet."""
     traced, weights = described.traced, elastic_weights(described.model)
-    entries, factors = [], Tensors()
+    entries, factors, normed = [], Tensors(), normed_by(described.model, traced)
     dense: Tensors = dict(traced.dense)
+    for profile, norms in allocated.norms.items():
+        dense[f"{NORMS}{profile}"] = stored_norms(described.model, traced, normed, norms)
     for name, weight in weights.items():
         entry = _entry(weight, allocated, traced)
         codes = _pack(entry, weight, traced)
@@ -92,7 +96,7 @@ def pack(described: Described, allocated: Allocated) -> Draft:
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         t3c_version=__version__,
-        model=described.entry,
+        model=described.entry.model_copy(update={"normed": normed}),
         layers=(),
         profiles=(),
         seeds={"export": described.seed},

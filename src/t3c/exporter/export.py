@@ -34,6 +34,7 @@ from t3c.exporter import content
 from t3c.exporter.allocate import Allocated, allocate
 from t3c.exporter.config import ExportConfig
 from t3c.exporter.described import Described
+from t3c.exporter.norms import normed_by, own_norms
 from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
 from t3c.exporter.timing import Timed, time_traced
 from t3c.measure.quiet import combined
@@ -132,6 +133,10 @@ def export(
             model, parts.quantizer, state_of(model).plan.layers, timed.layers, config.goal,
             count=count, controller=config.controller,
         )  # fmt: skip
+        normed = normed_by(model, described.traced)
+        norms = own_norms(model, normed, candidates.profiles, parts.quantizer, show.watch)
+        show.say(f"{len(norms)} of {len(candidates.profiles)} candidates gain by their own norms")
+        candidates = replace(candidates, norms=norms)
         show.say("packing weights")
         described = replace(described, weight_only=timed.activations == "float")
         packed = content.pack(described, candidates)
@@ -216,7 +221,7 @@ def _shipped(
         artifact.add_device(table)
         runtime = Runtime(artifact, bench.config.engine, bench.config.threads)
         say("checking each profile against torch")
-        stored = stored_profiles(model, artifact, checked)
+        stored = stored_profiles(model, artifact, checked, chosen.norms)
         parity = engine_parity(runtime, checked, stored)
         if all(row.ok for row in parity):
             break

@@ -19,6 +19,7 @@ from t3c.evidence.drifts import arrays
 from t3c.evidence.served import answers, run_of
 from t3c.exporter.content import BATCH, float_session
 from t3c.nn.inputs import Inputs, batches_of, call
+from t3c.nn.norms import Norms, normed
 from t3c.nn.view import at
 from t3c.runtime.runtime import Runtime
 
@@ -44,11 +45,13 @@ class Stored:
     difference: float
 
 
-def stored_profiles(model: nn.Module, artifact: Artifact, samples: Inputs) -> dict[str, Stored]:
-    """Each profile as it is stored, beside the model."""
+def stored_profiles(
+    model: nn.Module, artifact: Artifact, samples: Inputs, norms: Mapping[str, Norms]
+) -> dict[str, Stored]:
+    """Each profile as it is stored, beside the model with the profile's own `norms`."""
     given, found = arrays(samples), {}
     for profile in artifact.manifest.chain:
-        with at(model, profile):
+        with at(model, profile), normed(model, norms.get(profile.name, {})):
             wanted = model_outputs(model, samples)
         outputs = answers(run_of(float_session(artifact, profile)), given)
         found[profile.name] = Stored(outputs, difference(outputs, wanted))

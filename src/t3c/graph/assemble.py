@@ -77,12 +77,12 @@ def assemble(
         ranges, activations or ("float" if weight_only else "int8"), four_bits=uncached
     )
     bits = MAX_BITS if builder.weight_only else weight_bits
-    dense = artifact.dense()
+    dense = artifact.dense(profile.name)
     model_inputs = _add_constants(builder, artifact, graph, dense)
 
     @lru_cache(maxsize=8)  # a block of layers may be used again and again
     def executed(layer: str) -> Execution:
-        stored, spec = artifact.stages(layer, profile.points[layer]), entries[layer].spec
+        stored, spec = artifact.weights(profile, layer), entries[layer].spec
         return execution(dense, spec, stored, forms[layer], bits, exact=exact)
 
     plan = plan_groups(
