@@ -15,12 +15,12 @@ from t3c.compression import teach as module
 from t3c.compression.choice import Choice
 from t3c.compression.data import Data
 from t3c.compression.source import Task
-from t3c.compression.teach import Lesson, Plan, teach
+from t3c.compression.teach import WAYS, Lesson, Plan, Way, teach
 from t3c.spec import Goal
 from t3c.train.targets import find_targets
 from t3c.zoo.digits import Digits
 
-PLAN = Plan(1, 1e-3, Choice(what="training", tried={}, unit="", taken=""))
+PLAN = Plan(1, WAYS[0], Choice(what="training", tried={}, unit="", taken=""))
 
 
 @pytest.fixture
@@ -75,6 +75,6 @@ def test_batches_follow_from_seed_and_epoch_and_carry_the_answers(lesson: Lesson
     batches.set_epoch(1)
     assert not torch.equal(first[0][0], next(iter(batches))[0])  # type: ignore[arg-type]
     assert torch.equal(first[0][0], next(iter(known.batches()))[0])  # type: ignore[arg-type]
-    assert known.config(3, 1e-4).teacher == "targets"
-    assert lesson.config(3, 1e-4).teacher == "original"
+    assert known.config(3, Way("adamw", 1e-4)).teacher == "targets"
+    assert lesson.config(3, Way("sgd", 1e-4)).teacher == "original"
     assert all(len(batch) == 1 for batch in lesson.batches())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from t3c.compression.place import TINY_TIMES
 from t3c.compression.rounding import SETTLED, VIEWS, compare_roundings, drift_on
 from t3c.compression.source import Task
 from t3c.compression.stages import Stage
-from t3c.compression.teach import Lesson, Plan, probe, teach
+from t3c.compression.teach import Lesson, Plan, Way, probe, teach
 from t3c.convert import settle_, state_of
 from t3c.engines.openvino import OpenVINO
 from t3c.evidence.served import answers, run_of
@@ -101,15 +102,13 @@ def train_once(run: Compression, timed: Timed, before: Stage) -> Stage:
         return {
             "worst_drift": worst,
             "steps": found.steps,
-            "learning_rate": found.learning_rate,
+            "way": asdict(found.way),
             "choices": [choice.model_dump(), found.choice.model_dump()],
         }
 
     aimed = run.decide("probe", {"of": before.key}, aim)
     worst = aimed.result["worst_drift"]
-    planned = Plan(
-        aimed.result["steps"], aimed.result["learning_rate"], choices_of(aimed.result)[-1]
-    )
+    planned = Plan(aimed.result["steps"], Way(**aimed.result["way"]), choices_of(aimed.result)[-1])
 
     def make(folder: Path) -> Mapping[str, Any]:
         if not planned.steps:

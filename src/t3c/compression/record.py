@@ -55,7 +55,7 @@ class Probed(Known):
 
     worst_drift: float
     steps: int
-    learning_rate: float
+    way: dict[str, Any]
 
 
 class Shipped(Known):

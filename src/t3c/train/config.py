@@ -21,6 +21,7 @@ CONTROLLER_WEIGHTS = {"drift": 1.0, "budget": OVERRUN, "entropy": ENTROPY}
 TERMS = (*NETWORK_TERMS, *CONTROLLER_WEIGHTS)
 
 CLIP_NORM = 1.0  # of the gradient: the usual value for AdamW, the paper names none
+MOMENTUM = 0.9  # of SGD
 RAMP = 0.15  # share of the run over which `distill` and `augment` rise (paper B.2: 10 to 20%)
 ANNEAL = 1 / 3  # share of the run over which draws narrow and the certificate rises (paper E.2)
 BROAD = 0.25  # share of draws that stays broad: a device may ask for profiles not trained at
@@ -90,8 +91,10 @@ class CertificateTerm:
 class TrainConfig:
     """How long and how hard to train, and on what.
 
-    `steps`, `learning_rate` (its peak), `warmup` (a share of the steps) and `weight_decay` are
-    AdamW's. `seed` decides every draw.
+    `steps`, `learning_rate` (its peak), `warmup` (a share of the steps) and `weight_decay` are the
+    `optimizer`'s. The rate of "sgd" is a share of the norm of what it trains: what a step moves,
+    whose gradient is as long as it may be. It disturbs weights that hardly matter less than
+    "adamw" does, which moves all of them alike. `seed` decides every draw.
     `loss` names the task's loss, `label_smoothing` is of its labels.
     `objective` weighs the terms, `certificate` is how that term is computed.
     `full` is "kept" where all that the full view runs on (dense weights, biases, norms) stays the
@@ -109,6 +112,7 @@ class TrainConfig:
     """
 
     steps: int = 2000
+    optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 1e-3
     warmup: float = 0.1
     weight_decay: float = 0.01

@@ -20,7 +20,7 @@ from t3c.nn.inputs import device_of, moved, tensors
 from t3c.nn.view import elastic_weights
 from t3c.spec import LayerPoint, Profile, ProfileChain
 from t3c.train.checkpoint import STATE, latest, load_checkpoint, save_checkpoint
-from t3c.train.config import TERMS, TrainConfig
+from t3c.train.config import MOMENTUM, TERMS, TrainConfig
 from t3c.train.policy_step import PolicyStep
 from t3c.train.record import DataFingerprint, run_manifest, write_manifest
 from t3c.train.sampling import draw
@@ -163,14 +163,18 @@ class Run:
             yield inputs, target
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        peak = self.config.learning_rate
+        peak, sgd = self.config.learning_rate, self.config.optimizer == "sgd"
         own = [p for p in trainable(self.model, self.config) if p.requires_grad]
+        if sgd:
+            peak *= max(1e-12, float(nn.utils.get_total_norm([p.detach() for p in own])))
         groups: list[dict[str, Any]] = [
             {"params": own, "peak": peak, "weight_decay": self.config.weight_decay}
         ]
         if self.policy is not None:
             parameters = list(self.policy.module.parameters())
             groups.append({"params": parameters, "peak": self.policy.rate, "weight_decay": 0.0})
+        if sgd:
+            return torch.optim.SGD(groups, lr=peak, momentum=MOMENTUM, nesterov=True)
         return torch.optim.AdamW(groups, lr=peak)
 
 
