@@ -20,8 +20,8 @@ from lab.figures import Figure, finish
 from lab.results import Results, ResultsSpec, load_results
 from lab.sentences import load_any, train_any
 from lab.zoo.bases import NETWORKS, base_folder
-from t3c.cli.console import progress, watcher
 from t3c.errors import T3CError
+from t3c.progress import showing
 
 ROOT = Path(__file__).parents[1]
 SPECS, BASES = ROOT / "configs" / "results", ROOT / "configs" / "base"
@@ -67,11 +67,11 @@ def main() -> int:
         shutil.rmtree(work, ignore_errors=True)
     try:
         spec = load_results(SPECS / f"{given.model}.yaml")
-        with progress() as bar:
+        with showing() as show:
             if spec.model in NETWORKS:
                 base = load_any(BASES / f"{spec.model}.yaml")
-                train_any(base, base_folder(), say=say, watch=watcher(bar))
-            tables = Results(spec, work, say, watcher(bar)).tables()
+                train_any(base, base_folder(), say=say, watch=show.watch)
+            tables = Results(spec, work, say, show.watch).tables()
     except T3CError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -22,5 +22,6 @@ def hurried(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(improve, "CANDIDATES", 2)
     patch.setattr(import_module("t3c.compression.measure"), "ROUNDS", 3)  # a function, too
     patch.setattr(teach, "PROBE_STEPS", 1)
+    patch.setattr(teach, "WAYS", teach.WAYS[:3])  # so that each has a few steps
     patch.setattr(teach, "_step_seconds", lambda lesson: 0.6)
     patch.setattr(RunPlan, "left", lambda plan, spent: 60.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -16,6 +17,7 @@ from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.described import Described
+from t3c.exporter.norms import normed_by, own_norms
 from t3c.nn.inputs import Inputs, evaluating, select
 from t3c.spec import Profile, ProfileChain
 
@@ -47,7 +49,9 @@ def uniform_artifact(
         )
     )
     with evaluating(model), staged(path) as folder:
-        traced, allocated = content.topology(model, axes), Allocated.of(chain)
+        traced = content.topology(model, axes)
+        norms = own_norms(model, normed_by(model, traced), chain, calibration)
+        allocated = replace(Allocated.of(chain), norms=norms)
         described = Described(model, traced, path.stem, weight_only=weight_only)
         content.write(folder, content.pack(described, allocated), allocated, calibration)
     return Artifact(path)

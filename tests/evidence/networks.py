@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from lab.certified import Made, Subject, make
+from t3c.exporter import norms
 from t3c.nn.inputs import Inputs, batches_of, select
 
 POINTS = ((1 / 2, 4), (3 / 4, 6), (1.0, 8))
@@ -91,7 +93,8 @@ def artifact_of(model: nn.Module, inputs: Inputs, name: str = "net") -> Made:
     """An artifact in a folder of its own: 16 samples for statistics, 16 for ranges, the rest."""
     parts = [select(inputs, slice(a, b)) for a, b in ((0, 16), (16, 32), (32, None))]
     subject = Subject(name, model.eval(), list(batches_of(parts[0], 8)), parts[1], parts[2], POINTS)
-    return make(subject, Path(mkdtemp(prefix="t3c-")) / f"{name}.t3c")
+    with patch.object(norms, "LEAST", 4):  # of the 16 samples for ranges
+        return make(subject, Path(mkdtemp(prefix="t3c-")) / f"{name}.t3c")
 
 
 def tensors_of(made: Made, count: int) -> list[Tensor]:

@@ -42,6 +42,13 @@ def test_a_program_goes_from_the_original_to_what_is_deployed(network: str) -> N
         assert gap < 5e-3
 
 
+@pytest.mark.parametrize("network", ["cnn", "bert"])
+def test_some_profiles_have_norms_of_their_own(network: str) -> None:
+    """So what holds of these artifacts holds with norms that differ from the original's."""
+    made = made_of(network)
+    assert any(made.runtime.artifact.norms(name).gains for name in made.names)
+
+
 @pytest.mark.parametrize("network", ["mlp", "cnn", "bert", "llama"])
 def test_first_order_is_the_derivative_along_the_way(network: str) -> None:
     made = made_of(network)

@@ -23,13 +23,15 @@ from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.described import Described
 from t3c.exporter.norms import normed_by, own_norms
+from t3c.exporter.parity import STORED_TOLERANCE, difference
 from t3c.nn.norms import match_norms, normed, output_moments
 from t3c.nn.view import at, elastic_weights
 from t3c.spec import LayerPoint, Profile, ProfileChain
 
 
 class Net(nn.Module):
-    """Convolutions with a norm and with a bias, a linear layer on tokens, a layer used twice."""
+    """Convolutions with a norm and with a bias, a linear layer on tokens, a layer used twice, and
+    one behind which something else than a bias is added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,6 +41,8 @@ class Net(nn.Module):
         self.tokens = nn.Linear(32, 64)
         self.bare = nn.Linear(64, 64, bias=False)
         self.twice = nn.Linear(64, 64)
+        self.placed = nn.Linear(64, 64, bias=False)
+        self.position = nn.Parameter(torch.randn(1, 36, 64))
         self.head = nn.Linear(64, 10)
         with torch.no_grad():
             self.norm.running_mean.uniform_(-1, 1)
@@ -48,6 +52,7 @@ class Net(nn.Module):
         x = self.depthwise(torch.relu(self.norm(self.conv(x))))
         x = torch.nn.functional.gelu(self.tokens(x.flatten(2).transpose(1, 2)))
         x = torch.relu(self.twice(torch.relu(self.twice(self.bare(x)))))
+        x = torch.relu(self.placed(x) + self.position)
         out: torch.Tensor = self.head(x.mean(1))
         return out
 
@@ -73,7 +78,8 @@ def draft(net: tuple[nn.Module, torch.Tensor, ProfileChain]) -> tuple[Draft, All
     names = {entry.layer for entry in entries}
     specs = {n: w.spec for n, w in elastic_weights(model).items() if n in names}
     wanted = output_moments(state_of(model).original, specs, samples)
-    norms = {"tiny": match_norms(model, chain["tiny"], samples, wanted)}
+    with at(model, chain["tiny"]):
+        norms = {"tiny": match_norms(model, specs, samples, wanted)}
     allocated = replace(Allocated.of(chain), norms=norms)
     return content.pack(Described(model, traced, "net"), allocated), allocated
 
@@ -88,7 +94,7 @@ def test_layers_used_once_with_a_bias_have_norms(
 def test_what_is_stored_is_what_was_matched(
     net: tuple[nn.Module, torch.Tensor, ProfileChain], draft: tuple[Draft, Allocated]
 ) -> None:
-    """A norm that is folded in changes no more than storing it in half precision does."""
+    """A norm that is folded in changes no more than parity allows what is stored to."""
     model, samples, chain = net
     for profile in chain:
         session = content.float_session(draft[0], profile)
@@ -98,7 +104,7 @@ def test_what_is_stored_is_what_was_matched(
             wanted = model(samples).numpy()
         with torch.no_grad(), at(model, profile):
             without = model(samples).numpy()
-        np.testing.assert_allclose(stored, wanted, atol=2e-3 * np.abs(wanted).max())
+        assert difference(stored, wanted) < STORED_TOLERANCE
         if norms:
             assert np.abs(stored - without).max() > 0.02 * np.abs(wanted).max()
 
@@ -174,3 +180,40 @@ def test_own_norms_are_those_that_lessen_drift(
     found = own_norms(model, entries, chain, samples)
     assert "tiny" in found
     assert found["tiny"].keys() == {entry.layer for entry in entries}
+
+
+def test_a_table_that_is_a_head_too_has_no_norms() -> None:
+    """Its rows are looked up as well: a gain would change them."""
+    model = Tied().eval()
+    ids = torch.randint(0, 32, (40, 6))
+    elasticize_(model, ids[:2], calibration=[ids])
+    assert {e.layer for e in normed_by(model, content.topology(model))} == {"middle"}
+
+
+class Tied(nn.Module):
+    """A table of words that is the head's weight too, the head with a bias of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(32, 64)
+        self.middle = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 32)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(torch.relu(self.middle(self.words(ids))))
+        return out
+
+
+@pytest.mark.parametrize("bias", ["nothing", "norms/tiny"])
+def test_norms_in_the_place_of_what_is_not_there_are_refused(
+    draft: tuple[Draft, Allocated], tmp_path: Path, bias: str
+) -> None:
+    packed = draft[0]
+    normed = [e.model_copy(update={"bias": bias} if i == 0 else {})
+              for i, e in enumerate(packed.manifest.model.normed)]  # fmt: skip
+    model = packed.manifest.model.model_copy(update={"normed": tuple(normed)})
+    manifest = packed.manifest.model_copy(update={"model": model})
+    write_content(tmp_path, Draft(manifest, packed.topology, packed.factors, packed.tensors))
+    with pytest.raises(CorruptError, match=f"no bias '{bias}'"):
+        Artifact(tmp_path).norms("tiny")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from t3c.convert import elasticize_, state_of
-from t3c.nn.norms import LARGEST_GAIN, match_norms, normed, output_moments
+from t3c.nn.norms import LARGEST_GAIN, OutputMoments, match_norms, normed, output_moments
 from t3c.nn.view import at, elastic_layers, elastic_weights
 from t3c.spec import LayerPoint, Profile
 
@@ -35,7 +35,8 @@ def test_every_layer_gets_the_moments_that_are_wanted(
     model, samples, profile = network
     specs = {name: weight.spec for name, weight in elastic_weights(model).items()}
     wanted = output_moments(state_of(model).original, specs, samples)
-    norms = match_norms(model, profile, samples, wanted)
+    with at(model, profile):
+        norms = match_norms(model, specs, samples, wanted)
     assert norms.keys() == specs.keys()
     with at(model, profile), normed(model, norms):
         # Hooks run in the order in which they were added: these see what the norms made.
@@ -56,13 +57,30 @@ def test_every_layer_gets_the_moments_that_are_wanted(
             )
 
 
+def test_a_channel_that_is_silent_keeps_its_gain(
+    network: tuple[nn.Module, torch.Tensor, Profile],
+) -> None:
+    """What it would be on other inputs is not known."""
+    model, samples, profile = network
+    specs = {name: weight.spec for name, weight in elastic_weights(model).items()}
+    wanted = output_moments(model, specs, samples)
+    spread = wanted["0"].spread.clone()
+    spread[5] = 0.0
+    silent = {**wanted, "0": OutputMoments(wanted["0"].mean, spread, wanted["0"].values)}
+    with at(model, profile):
+        norms = match_norms(model, specs, samples, silent)
+    assert float(norms["0"].gain[5]) == 1.0
+    assert not bool((norms["0"].gain == 1.0).all())
+
+
 def test_the_model_is_as_it_was_afterwards(
     network: tuple[nn.Module, torch.Tensor, Profile],
 ) -> None:
     model, samples, profile = network
     specs = {name: weight.spec for name, weight in elastic_weights(model).items()}
     before = model(samples)
-    norms = match_norms(model, profile, samples, output_moments(model, specs, samples))
+    with at(model, profile):
+        norms = match_norms(model, specs, samples, output_moments(model, specs, samples * 2))
     with normed(model, norms):
         changed = model(samples)
     assert not torch.allclose(changed, before)

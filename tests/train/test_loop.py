@@ -138,6 +138,7 @@ def test_the_certificate_goes_with_masks(model: nn.Module, digits: Digits) -> No
 SHORT = TrainConfig(steps=7, goal=Goal(worst_drift=5.0), learning_rate=1e-2)
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "sgd": {"optimizer": "sgd", "learning_rate": 1e-4},
     "gumbel": {"controller": "gumbel"},
     "reinforce": {"controller": "reinforce", "curriculum": "aimed"},
     "masks": {"masks": True},
@@ -161,6 +162,25 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class StopError(Exception):
     """Ends a run from within."""
+
+
+def test_a_step_of_sgd_moves_a_share_of_the_weights(model: nn.Module, digits: Digits) -> None:
+    """The rate does not depend on how large weights or gradients are; the first step is ramped."""
+    rate = 1e-4
+    config = TrainConfig(
+        steps=2, optimizer="sgd", learning_rate=rate, warmup=0.0, weight_decay=0.0,
+        objective=Objective(distill=1e6),
+    )  # fmt: skip
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    fit(model, digits.loader(32), config)
+    moved = {n: (p.detach() - before[n]) for n, p in model.named_parameters()}
+    trained = [n for w in elastic_weights(model) for n in moved if n.startswith(f"{w}.elastic.")]
+    trained = [n for n in trained if not n.endswith("elastic.dense")]
+    assert trained
+    size = torch.stack([before[n].norm() for n in trained]).norm()
+    length = torch.stack([change.norm() for change in moved.values()]).norm()
+    torch.testing.assert_close(length, 1.9 * rate * size, rtol=1e-3, atol=0.0)  # Nesterov's step
+    assert not any(bool(moved[n].any()) for n in moved if n not in trained)
 
 
 def run(

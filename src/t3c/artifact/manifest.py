@@ -313,6 +313,9 @@ def _check(manifest: Manifest) -> None:
     unknown = {entry.layer for entry in manifest.model.normed} - set(specs)
     if unknown:
         raise SpecError(f"norms are for layers that there are not: {', '.join(sorted(unknown))}")
+    for names in zip(*((e.layer, e.bias) for e in manifest.model.normed), strict=True):
+        if len(set(names)) != len(names):
+            raise SpecError("layers with norms of their own, or their biases, repeat")
     for layer in manifest.layers:
         check_menu(layer.menu)
         views = (layer.bits, layer.dense_bits)

@@ -6,7 +6,8 @@ behind the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +26,7 @@ from t3c.errors import SpecError
 from t3c.spec import LayerSpec
 
 WIDEST = 1e30  # bias: sums with it are still numbers
-HALVED = 1e-3  # of a layer's largest value, what half precision may be off: rounding is off by more
+HALVED = 1e-3  # largest error of float16, as a share of a layer's largest value
 
 
 @dataclass(frozen=True)
@@ -37,28 +38,36 @@ class OwnNorms:
 
 
 def normed_layers(
-    graph: onnx.GraphProto, specs: Mapping[str, LayerSpec], tensors: Collection[str]
+    graph: onnx.GraphProto,
+    specs: Mapping[str, LayerSpec],
+    tensors: Mapping[str, npt.NDArray[np.generic]],
 ) -> tuple[NormedEntry, ...]:
     """Return the layers that can have norms of their own: used once, with a bias of their own.
 
     `tensors` are those that dense.safetensors provides. The bias is an input of the elastic node,
-    or what is added to its output by the one node that reads it.
+    or what is added to a linear layer's output by the one node that reads it.
     """
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
+    leaving = {value.name for value in graph.output}
+    elastic = [node for node in graph.node if node.domain == ELASTIC_DOMAIN]
+    uses = Counter(map(elastic_layer, elastic))
     found = []
-    for node in [node for node in graph.node if node.domain == ELASTIC_DOMAIN]:
-        layer = elastic_layer(node)
-        if specs[layer].runs > 1 or elastic_kind(node, specs[layer]) == "embedding":
+    for node in elastic:
+        layer, out = elastic_layer(node), node.output[0]
+        spec, kind = specs[layer], elastic_kind(node, specs[layer])
+        if uses[layer] > 1 or spec.runs > 1 or kind == "embedding":
             continue
-        biases = [*node.input[1:]]
-        behind = readers.get(node.output[0], [])
-        if not biases and len(behind) == 1 and behind[0].op_type == "Add":
-            biases = [name for name in behind[0].input if name != node.output[0]]
-        if len(biases) == 1 and biases[0] in tensors and len(readers[biases[0]]) == 1:
-            found.append(NormedEntry(layer=layer, bias=biases[0]))
+        biases, behind = [*node.input[1:]], readers.get(out, [])
+        added = kind == "linear" and out not in leaving
+        if not biases and added and [reader.op_type for reader in behind] == ["Add"]:
+            biases = [name for name in behind[0].input if name != out]
+        if len(biases) == 1 and len(readers[biases[0]]) == 1:
+            stored = tensors.get(biases[0])
+            if stored is not None and stored.shape == (spec.out_channels,):
+                found.append(NormedEntry(layer=layer, bias=biases[0]))
     return tuple(found)
 
 

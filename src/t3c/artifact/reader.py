@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,11 @@ class Artifact:
         self._factors, self._dense = (_opened(self.path / name) for name in (FACTORS, DENSE))
 
     @cached_property
+    def _norms(self) -> dict[str, OwnNorms]:
+        """The norms of the profile that was asked for last."""
+        return {}
+
+    @cached_property
     def entries(self) -> dict[str, LayerEntry]:
         return {layer.spec.name: layer for layer in self.manifest.layers}
 
@@ -73,7 +78,7 @@ class Artifact:
         return read_layer(self._factors, self.entries[layer], point)
 
     def weights(self, profile: Profile, layer: str) -> list[tuple[npt.NDArray[np.int8], Floats]]:
-        """(int8 weight, row scale) of each stage of a layer, with the gains of a profile's own."""
+        """(int8 weight, row scale) of each stage of a layer, with the profile's gains applied."""
         stages = self.stages(layer, profile.points[layer])
         gain = self.norms(profile.name).gains.get(layer)
         if gain is not None:
@@ -83,13 +88,23 @@ class Artifact:
 
     def norms(self, profile: str) -> OwnNorms:
         """The norms that a profile has for itself; of some profiles there are none."""
-        key = f"{NORMS}{profile}"
-        if key not in self._dense.keys():  # noqa: SIM118
-            return OwnNorms()
-        try:
-            return read_norms(self._dense.get_tensor(key), self.manifest)
-        except SpecError as error:
-            raise CorruptError(f"{self.path / DENSE}: {key}: {error}") from error
+        if profile not in self._norms:
+            key, found = f"{NORMS}{profile}", OwnNorms()
+            if key in self._dense.keys():  # noqa: SIM118
+                try:
+                    found = read_norms(self._dense.get_tensor(key), self.manifest)
+                    self._check_replaced(found.biases)
+                except SpecError as error:
+                    raise CorruptError(f"{self.path / DENSE}: {key}: {error}") from error
+            self._norms = {profile: found}  # the next layers are the same profile's
+        return self._norms[profile]
+
+    def _check_replaced(self, biases: Mapping[str, Floats]) -> None:
+        """Refuse biases in the place of what is not there, or has another shape."""
+        for name, bias in biases.items():
+            stored = name in self._dense.keys()  # noqa: SIM118
+            if not stored or list(bias.shape) != self._dense.get_slice(name).get_shape():
+                raise SpecError(f"there is no bias {name!r} of {len(bias)} channels")
 
     def trimmed_layer(self, wanted: LayerEntry) -> Tensors:
         """The tensors that store as much of a layer as `wanted` has."""

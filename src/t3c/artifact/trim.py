@@ -63,7 +63,7 @@ def part_of(
 ) -> tuple[tuple[LayerEntry, ...], Tensors, Tensors]:
     """Return the layers, codes and other tensors that profiles need, all but their ranges.
 
-    A profile may have another name than in the artifact: its points tell which it is.
+    A profile may have another name than in the artifact: it is found by its points.
     """
     layers = tuple(_layer(entry, chain) for entry in artifact.manifest.layers)
     factors: Tensors = {}

@@ -124,13 +124,14 @@ class Compression:
         kernels, smooth = decided.result["kernels"], _smoothable(source)
 
         def make(folder: Path) -> Mapping[str, Any]:
-            make_elastic(
+            chosen = make_elastic(
                 source.model, source.example, batches, kernels, smooth=smooth, watch=self.show.watch
             )
             keep_elastic(source.model, folder / KEPT)
-            return {}
+            return {"choices": [choice.model_dump() for choice in chosen]}
 
         stage = self.stages.run("convert", {"of": decided.key, "by": kernels}, make)
+        self.choices += choices_of(stage.result)
         if STATE not in source.model.__dict__:  # the stage was done before
             if smooth:  # the original that is kept beside is smoothed by the same statistics
                 smooth_(source.model, batches)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
@@ -50,12 +50,19 @@ class Taught(Known):
     kept: bool
 
 
+class TrainedBy(Known):
+    """An optimizer and its learning rate."""
+
+    optimizer: Literal["adamw", "sgd"]
+    learning_rate: float = Field(gt=0)
+
+
 class Probed(Known):
     """What training aims at, and for how long."""
 
     worst_drift: float
     steps: int
-    way: dict[str, Any]
+    way: TrainedBy
 
 
 class Shipped(Known):
@@ -94,7 +101,7 @@ def read_record(path: Path) -> Record:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise DataError(
             f"{path} is no record of a run: {where}: {error.errors()[0]['msg']}: "
-            f"give the {RECORD} in the work folder of a finished run"
+            f"give the {RECORD} in the work folder of a finished run of this version of t3c"
         ) from error
     except ValueError as error:
         raise DataError(f"{path} is no JSON: {error}") from error

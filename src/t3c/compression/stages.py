@@ -20,6 +20,7 @@ from t3c.errors import DataError
 from t3c.files import locked, write_atomic, writing
 
 RESULT = "result.json"
+FORMAT = 2  # of what stages keep: one more where a later t3c cannot go on from them
 Say = Callable[[str], object]
 
 
@@ -55,7 +56,7 @@ class Stages:
         Inputs are plain values, or what `repr` tells apart; a stage that depends on another takes
         its key. `make` returns plain JSON.
         """
-        told = json.dumps(made_from, sort_keys=True, default=repr)
+        told = json.dumps([FORMAT, made_from], sort_keys=True, default=repr)
         key = f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
         folder = self.root / key
         path = folder / RESULT

@@ -26,8 +26,8 @@ from t3c.train.lengths import lengths_of, like_lengths, trimmed
 from t3c.train.targets import Targets
 from t3c.train.validate import shown
 
-PROBE = 0.12  # of the time for training goes into trying ways
-PROBE_STEPS = 20  # at the least, for each way: fewer tell nothing
+PROBE = 0.12  # of the time for training is spent comparing optimizers and rates
+PROBE_STEPS = 16  # at the least, for each way: fewer tell nothing
 TIMED_STEPS = 6
 LEAST_SECONDS = 20.0  # to try anything at all
 VALIDATIONS = 4  # of `teach`
@@ -52,11 +52,9 @@ class Way:
         return f"{self.optimizer} at {self.learning_rate:g}"
 
 
-# As many as there is time to try, in this order. AdamW moves every weight alike, also those that
-# hardly matter: of ResNet-50 it made the larger profiles worse in 120 steps at 3e-5, where 60 of
-# SGD at 2e-5 made all of them better.
+# As many as there is time to try, in this order: benchmarks/trials.py compares them on ResNet-50.
 WAYS = (
-    Way("sgd", 2e-5), Way("adamw", 3e-5), Way("sgd", 6e-5), Way("adamw", 1e-4),
+    Way("adamw", 3e-5), Way("sgd", 2e-5), Way("adamw", 1e-4), Way("sgd", 6e-5),
     Way("adamw", 3e-4), Way("sgd", 2e-4),
 )  # fmt: skip
 
@@ -160,13 +158,10 @@ def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
     tried = {"untrained": drift_of(lesson.model, profiles, lesson.validation)}
     validating = time.perf_counter() - started
     step = _step_seconds(lesson)
-    seconds = max(0.0, seconds - validating * (1 + len(WAYS) + VALIDATIONS))
-    affordable, left = int(PROBE * seconds / step), int((1 - PROBE) * seconds / step)
-    ways = WAYS[: affordable // PROBE_STEPS]
+    ways, steps, left = _affordable(seconds, step, validating)
     if not ways or left < LEAST_STEPS:
         why = f"{seconds:.0f} s allow {left} steps of {step:.1f} s: too few"
         return Plan(0, WAYS[0], _choice(tried, "untrained", why))
-    steps = affordable // len(ways)
     for place, way in enumerate(ways):
         watch(f"trying {way}", place, len(ways))
         trial = replace(lesson, model=copy.deepcopy(lesson.model))
@@ -174,9 +169,19 @@ def probe(lesson: Lesson, seconds: float, watch: Watch) -> Plan:
         tried[str(way)] = drift_of(trial.model, profiles, lesson.validation)
     taken = min(tried, key=tried.__getitem__)
     if taken == "untrained":
-        return Plan(0, WAYS[0], _choice(tried, taken, f"no way gained in {steps} steps"))
+        return Plan(0, WAYS[0], _choice(tried, taken, f"none improved in {steps} steps"))
     chosen = next(way for way in ways if str(way) == taken)
     return Plan(left, chosen, _choice(tried, taken, f"after {steps} steps each"))
+
+
+def _affordable(seconds: float, step: float, validating: float) -> tuple[tuple[Way, ...], int, int]:
+    """Return the ways there is time to try, the steps of each, and the steps left for training."""
+    for count in range(len(WAYS), 0, -1):
+        rest = max(0.0, seconds - validating * (1 + count + VALIDATIONS))
+        steps = int(PROBE * rest / step / count)
+        if steps >= PROBE_STEPS or count == 1:
+            break
+    return WAYS[: count * (steps >= PROBE_STEPS)], steps, int((1 - PROBE) * rest / step)
 
 
 def teach(lesson: Lesson, plan: Plan, folder: Path, int8: float | None) -> Choice:

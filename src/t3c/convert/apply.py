@@ -91,12 +91,14 @@ def elasticize_(
             before = _checked_output(model, example)
             rewritten = canonicalize_(model)
             original = _frozen_copy(model, plan)
-            done = 0
+            done, balance = 0, dict[str, float]()
             for layers, moments in _batches(plan, original, example, calibration, config):
                 for layer in layers:
                     if on_layer is not None:
                         on_layer(done, len(plan.layers), layer.spec.name)
-                    replaced |= _replace_layer_(model, layer, moments, config)
+                    there, left = _replace_layer_(model, layer, moments, config)
+                    replaced |= there
+                    balance |= {} if left is None else {layer.spec.name: left}
                     done += 1
             moved = _elastic_output(model, plan, example) - before
             error = float(moved.norm() / before.norm().clamp_min(1e-12))
@@ -110,7 +112,7 @@ def elasticize_(
         else:
             for name, module in {**rewritten, **replaced}.items():
                 model.get_submodule(name).train(module.training)
-    return Report(plan, error)
+    return Report(plan, error, balance)
 
 
 def _frozen_copy(model: nn.Module, plan: ConversionPlan) -> nn.Module:
@@ -194,11 +196,14 @@ def _moment_side(spec: LayerSpec) -> int:
 
 def _replace_layer_(
     model: nn.Module, plan: LayerPlan, moments: dict[str, Moments], config: ElasticConfig
-) -> dict[str, nn.Module]:
-    """Put the elastic layers of one weight in place; the modules that were there, by name."""
+) -> tuple[dict[str, nn.Module], float | None]:
+    """Put the elastic layers of one weight in place.
+
+    Returns the modules that were there, by name, and what balancing left of the rounding error.
+    """
     owner = model.get_submodule(plan.spec.name)
     assert isinstance(owner.weight, Tensor)
-    elastic = elastic_weight(plan, owner.weight, moments.get(plan.spec.name), config)
+    elastic, left = elastic_weight(plan, owner.weight, moments.get(plan.spec.name), config)
     elastic.requires_grad_(owner.weight.requires_grad)
     replaced = {}
     for name in plan.modules:
@@ -210,34 +215,32 @@ def _replace_layer_(
         for alias in aliases:
             replaced[alias] = module
             replace_(model, alias, layer)
-    return replaced
+    return replaced, left
 
 
 def elastic_weight(
     plan: LayerPlan, weight: Tensor, moments: Moments | None, config: ElasticConfig
-) -> ElasticWeight:
-    """A weight with its factors up to the plan's cap."""
-    spec, weight = plan.spec, weight.detach()
+) -> tuple[ElasticWeight, float | None]:
+    """Return a weight with its factors up to the plan's cap, and what balancing them by measuring
+    left of the rounding error; None where they were not."""
+    spec, weight, left = plan.spec, weight.detach(), None
     if not plan.rank_elastic:
-        return ElasticWeight(spec, weight, None, plan.cap)
+        return ElasticWeight(spec, weight, None, plan.cap), left
     metrics = [None if moment is None else data_metric(moment) for moment in moments or ()]
     stages = factor_stages(spec, weight, plan.cap, *metrics)
     matrix = spec.factorization is Factorization.SVD
     if matrix and not config.spectral:
-        pair = _balanced_pair(stages, None if moments is None else moments.inputs, config.balance)
+        moment = None if moments is None else moments.inputs
+        reduce, expand = pair = [stage.flatten(1) for stage in stages]
+        share = config.balance or 0.0
+        if config.balance is None and moment is not None:
+            share, error = best_balance(reduce, expand, moment)
+            left = error if share else None
+        if share:
+            pair = [*balanced(reduce, expand, share, moment)]
         stages = tuple(new.reshape(old.shape) for new, old in zip(pair, stages, strict=True))
     factors = Spectral(*stages) if config.spectral and matrix else Product(stages)
-    return ElasticWeight(spec, weight, factors, plan.cap)
-
-
-def _balanced_pair(
-    stages: tuple[Tensor, ...], moment: Tensor | None, share: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return both factors of a matrix with a share, or the best share, of strength moved."""
-    reduce, expand = (stage.flatten(1) for stage in stages)
-    if share is None:
-        share = 0.0 if moment is None else best_balance(reduce, expand, moment)
-    return balanced(reduce, expand, share, moment) if share else (reduce, expand)
+    return ElasticWeight(spec, weight, factors, plan.cap), left
 
 
 def factor_stages(

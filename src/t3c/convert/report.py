@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from t3c.convert.plan import ConversionPlan, LayerPlan, Params
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was converted and what not; `error` is the relative difference of the output."""
+    """What was converted and what not; `error` is the relative difference of the output.
+
+    `balance` are the layers whose factors were balanced, with the rounding error that is left,
+    relative to that before.
+    """
 
     plan: ConversionPlan
     error: float
+    balance: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def converted(self) -> tuple[LayerPlan, ...]:

@@ -39,6 +39,15 @@ class Evened(nn.Module):
         return output
 
 
+@dataclass(frozen=True)
+class Smoothed:
+    """How a layer's input was smoothed: the share moved to its weights, and the error of 8 bits on
+    both sides after it, relative to before."""
+
+    alpha: float
+    error: float
+
+
 @dataclass
 class Read:
     """What a linear layer was seen to read: the tensor's identity, the largest size of each channel
@@ -51,12 +60,12 @@ class Read:
 
 def smooth_(
     model: nn.Module, batches: Iterable[Any], alpha: float | None = None
-) -> dict[str, float]:
+) -> dict[str, Smoothed]:
     """Even out the inputs of every linear layer in place, before the model is made elastic.
 
     `alpha` is how much of the unevenness goes from the inputs to the weights; without it each
     tensor has the one of a few, or none at all, that leaves the least error in 8 bits on both
-    sides. Layers that read one tensor share their factors. The layers changed, with their alpha.
+    sides. Layers that read one tensor share their factors. Returns the layers changed.
 
     >>> smooth_(model, loader)  # doctest: +SKIP
     >>> t3c.elasticize_(model, example, calibration=loader)  # doctest: +SKIP
@@ -79,8 +88,9 @@ def smooth_(
     for names in groups.values():
         weights = [linears[name].weight.detach() for name in names]
         read = seen[names[0]]
-        chosen = _best_alpha(read, weights) if alpha is None else alpha
-        if chosen is None:
+        errors = _errors(read, torch.cat(weights), ALPHAS if alpha is None else (alpha,))
+        chosen = min(errors, key=errors.__getitem__)
+        if alpha is None and not errors[chosen] < WORTH:
             continue
         factor = _factors(read.largest, torch.cat(weights).abs().amax(dim=0), chosen)
         inverse = 1 / factor
@@ -88,7 +98,7 @@ def smooth_(
             with torch.no_grad():
                 linears[name].weight.mul_(factor)
             replace_(model, name, Evened(linears[name], inverse))
-            changed[name] = chosen
+            changed[name] = Smoothed(chosen, errors[chosen])
     return changed
 
 
@@ -102,17 +112,16 @@ def unsmooth_(model: nn.Module) -> None:
             replace_(model, name, module.linear)
 
 
-def _best_alpha(read: Read, weights: list[Tensor]) -> float | None:
-    """The alpha with the least error; None where it is hardly less than without any."""
-    rows, whole = torch.cat(read.rows), torch.cat(weights)
-    sizes = whole.abs().amax(dim=0)
-    errors = {
-        alpha: _error(rows, read.largest, whole, _factors(read.largest, sizes, alpha))
-        for alpha in ALPHAS
+def _errors(read: Read, weight: Tensor, alphas: Iterable[float]) -> dict[float, float]:
+    """Return what each alpha leaves of the error of 8 bits; 1 where there is none to begin with."""
+    rows, sizes = torch.cat(read.rows), weight.abs().amax(dim=0)
+    plain = _error(rows, read.largest, weight, torch.ones_like(sizes))
+    return {
+        alpha: _error(rows, read.largest, weight, _factors(read.largest, sizes, alpha)) / plain
+        if plain
+        else 1.0
+        for alpha in alphas
     }
-    best = min(errors, key=errors.__getitem__)
-    plain = _error(rows, read.largest, whole, torch.ones_like(sizes))
-    return best if errors[best] < WORTH * plain else None
 
 
 def _error(rows: Tensor, largest: Tensor, weight: Tensor, factor: Tensor) -> float:

@@ -30,7 +30,7 @@ from t3c.convert import LayerPlan, Unit, units
 from t3c.cost.work import stored_bytes
 from t3c.errors import SpecError
 from t3c.nn.inputs import Inputs, select, tensors
-from t3c.nn.norms import Norms
+from t3c.nn.norms import OutputNorms
 from t3c.spec import Goal, LayerPoint, Level, Profile, ProfileChain
 from t3c.train.controller import train_controller
 from t3c.train.policy_net import ControllerConfig
@@ -48,8 +48,8 @@ Menus = dict[str, tuple[LayerPoint, ...]]
 class Allocated:
     """The menu of each layer, the profiles, and the first-order drift of each.
 
-    `dropped` are the levels of each unit that are on no menu, `norms` those that profiles have for
-    themselves.
+    `dropped` are the levels of each unit that are on no menu, `norms` the gains and shifts that
+    profiles have for themselves, by name.
     """
 
     menus: Menus
@@ -57,7 +57,7 @@ class Allocated:
     drifts: Mapping[str, float]
     dropped: Mapping[str, tuple[Dropped, ...]] = field(default_factory=dict)
     control: Controlled | None = None
-    norms: Mapping[str, Norms] = field(default_factory=dict)
+    norms: Mapping[str, OutputNorms] = field(default_factory=dict)
 
     @classmethod
     def of(cls, chain: ProfileChain) -> Allocated:

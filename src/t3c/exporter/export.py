@@ -135,7 +135,9 @@ def export(
         )  # fmt: skip
         normed = normed_by(model, described.traced)
         norms = own_norms(model, normed, candidates.profiles, parts.quantizer, show.watch)
-        show.say(f"{len(norms)} of {len(candidates.profiles)} candidates gain by their own norms")
+        show.say(
+            f"own norms reduce drift for {len(norms)} of {len(candidates.profiles)} candidates"
+        )
         candidates = replace(candidates, norms=norms)
         show.say("packing weights")
         described = replace(described, weight_only=timed.activations == "float")

@@ -19,7 +19,7 @@ from t3c.evidence.drifts import arrays
 from t3c.evidence.served import answers, run_of
 from t3c.exporter.content import BATCH, float_session
 from t3c.nn.inputs import Inputs, batches_of, call
-from t3c.nn.norms import Norms, normed
+from t3c.nn.norms import OutputNorms, normed
 from t3c.nn.view import at
 from t3c.runtime.runtime import Runtime
 
@@ -46,7 +46,7 @@ class Stored:
 
 
 def stored_profiles(
-    model: nn.Module, artifact: Artifact, samples: Inputs, norms: Mapping[str, Norms]
+    model: nn.Module, artifact: Artifact, samples: Inputs, norms: Mapping[str, OutputNorms]
 ) -> dict[str, Stored]:
     """Each profile as it is stored, beside the model with the profile's own `norms`."""
     given, found = arrays(samples), {}

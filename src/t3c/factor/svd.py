@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -51,8 +53,9 @@ def balanced(
     return reduce / factor[:, None], expand * factor
 
 
-def best_balance(reduce: Tensor, expand: Tensor, moment: Tensor) -> float:
-    """Return the share of `balanced` with the least error of rounding, for inputs of that moment.
+def best_balance(reduce: Tensor, expand: Tensor, moment: Tensor) -> tuple[float, float]:
+    """Return the share of `balanced` with the least error of rounding, for inputs of that moment,
+    and what it leaves of the error.
 
     Two roundings are reckoned with: of what passes between the stages, in 8 bits on one grid, and
     of `expand`, each of whose rows has a grid of its own. Rows of `reduce` have their own too, and
@@ -66,7 +69,9 @@ def best_balance(reduce: Tensor, expand: Tensor, moment: Tensor) -> float:
         rows = 2 * large.abs().amax(dim=1) / WEIGHT_STEPS
         return float(step.square() * large.square().sum() + rows.square().sum() * inner.sum())
 
-    return min(SHARES, key=error)
+    errors = {share: error(share) for share in SHARES}
+    share = min(errors, key=errors.__getitem__)
+    return share, math.sqrt(errors[share] / max(errors[SHARES[0]], 1e-300))
 
 
 def leading_left(matrix: Tensor, rank: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""Own norms: a gain and a shift for every channel that a layer puts out, for one profile alone.
+"""Own norms: a gain and a shift for every output channel of a layer, kept for one profile.
 
-Compressed weights put out other means and spreads than the original's, which the layers behind
-them were made for, and the difference grows from layer to layer.
+Compression moves the mean and the spread of what a layer puts out; later layers expect the
+original ones, so errors add up with depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from t3c.nn.hooks import hooked
 from t3c.nn.inputs import Inputs, call, evaluating
 from t3c.nn.layers import output_rows
-from t3c.nn.view import at, elastic_layers
-from t3c.spec import LayerSpec, Profile
+from t3c.spec import LayerSpec
 
 LEAST_VALUES = 1024  # of a channel, for its spread to be known well enough
 LARGEST_GAIN = 2.0
+SILENT = 1e-3  # of the layer's largest spread: channels below it say nothing of their gain
 
 
 @dataclass(frozen=True)
-class Moments:
+class OutputMoments:
     """Mean and standard deviation (out,) of each channel of a layer's output."""
 
     mean: Tensor
@@ -35,36 +35,33 @@ class Moments:
 
 @dataclass(frozen=True)
 class Norm:
-    """A gain and a shift (out,) of a layer's output."""
+    """A gain and a shift (out,) of a layer's output, whose channels come before `axes` others."""
 
     gain: Tensor
     shift: Tensor
+    axes: int = 0
 
-    def __call__(self, spec: LayerSpec, out: Tensor) -> Tensor:
-        gain, shift = (along_outputs(spec, v.to(out.device)) for v in (self.gain, self.shift))
+    def __call__(self, out: Tensor) -> Tensor:
+        shape = (-1, *([1] * self.axes))
+        gain, shift = (value.to(out.device).reshape(shape) for value in (self.gain, self.shift))
         return gain * out + shift
 
 
-Norms = Mapping[str, Norm]  # by the names of layers
+OutputNorms = Mapping[str, Norm]  # by the names of layers
 
 
-def along_outputs(spec: LayerSpec, value: Tensor) -> Tensor:
-    """Return a value (out,) of each channel in the shape that a layer's output broadcasts with."""
-    return value.reshape(-1, *([1] * len(spec.kernel))) if spec.convolution else value
-
-
-def moments_of(spec: LayerSpec, out: Tensor) -> Moments:
+def moments_of(spec: LayerSpec, out: Tensor) -> OutputMoments:
     """Return the moments of a layer's output over samples and positions."""
     rows = output_rows(spec, out).float()
-    return Moments(rows.mean(0), rows.std(0, unbiased=False), len(rows))
+    return OutputMoments(rows.mean(0), rows.std(0, unbiased=False), len(rows))
 
 
 @torch.no_grad()
 def output_moments(
     model: nn.Module, specs: Mapping[str, LayerSpec], inputs: Inputs
-) -> dict[str, Moments]:
+) -> dict[str, OutputMoments]:
     """Return the moments of what layers put out, by their names in `specs`, for one batch."""
-    found: dict[str, Moments] = {}
+    found: dict[str, OutputMoments] = {}
 
     def watch(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any, out: Tensor) -> None:
@@ -79,53 +76,61 @@ def output_moments(
 
 @torch.no_grad()
 def match_norms(
-    model: nn.Module, profile: Profile, inputs: Inputs, wanted: Mapping[str, Moments]
+    model: nn.Module,
+    specs: Mapping[str, LayerSpec],
+    inputs: Inputs,
+    wanted: Mapping[str, OutputMoments],
 ) -> dict[str, Norm]:
-    """Return norms that give each layer's output at a profile the moments `wanted`, for one batch.
+    """Return norms that give each layer's output the moments `wanted`, for one batch.
 
-    Layer after layer, each on what those before it put out once they are matched.
+    Layer after layer, each on what those before it put out once they are matched. The model is at
+    a profile, or a plain copy of one.
     """
     norms: dict[str, Norm] = {}
 
-    def match(name: str, spec: LayerSpec, out: Tensor) -> Tensor:
-        norms[name] = _matching(moments_of(spec, out), wanted[name])
-        return norms[name](spec, out)
+    def match(name: str, out: Tensor) -> Tensor:
+        axes = len(specs[name].kernel) if specs[name].convolution else 0
+        norms[name] = _matching(moments_of(specs[name], out), wanted[name], axes)
+        return norms[name](out)
 
-    with evaluating(model), at(model, profile), _changed(model, wanted, match):
+    with evaluating(model), _changed(model, wanted, match):
         call(model, inputs)
     return norms
 
 
 @contextmanager
-def normed(model: nn.Module, norms: Norms) -> Iterator[nn.Module]:
+def normed(model: nn.Module, norms: OutputNorms) -> Iterator[nn.Module]:
     """Run layers with norms of their own for the length of a `with`."""
-    with _changed(model, norms, lambda name, spec, out: norms[name](spec, out)):
+    with _changed(model, norms, lambda name, out: norms[name](out)):
         yield model
 
 
 @contextmanager
 def _changed(
-    model: nn.Module, names: Collection[str], change: Callable[[str, LayerSpec, Tensor], Tensor]
+    model: nn.Module, names: Iterable[str], change: Callable[[str, Tensor], Tensor]
 ) -> Iterator[None]:
-    """Put `change(name, spec, out)` in the place of what the named layers put out."""
+    """Put `change(name, out)` in the place of what the named layers put out."""
 
     def hook_of(name: str) -> Any:
-        spec = layers[name].elastic.spec
-
         def hook(_: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor:
-            return change(name, spec, out)
+            return change(name, out)
 
         return hook
 
-    layers = elastic_layers(model)
-    with hooked([(layers[name], hook_of(name)) for name in names]):
+    with hooked([(model.get_submodule(name), hook_of(name)) for name in names]):
         yield
 
 
-def _matching(mine: Moments, wanted: Moments) -> Norm:
-    """Return the norm that takes some moments to others; of few values the mean alone."""
-    gain = torch.ones_like(mine.mean)
+def _matching(mine: OutputMoments, wanted: OutputMoments, axes: int) -> Norm:
+    """Return the norm that takes some moments to others.
+
+    With few values a channel only the mean is matched. Gains are what half precision holds, in
+    which an artifact stores them: model and artifact agree.
+    """
+    mean, spread = (value.to(mine.mean.device) for value in (wanted.mean, wanted.spread))
+    gain = torch.ones_like(mean)
     if mine.values >= LEAST_VALUES:
-        gain = wanted.spread / mine.spread.clamp_min(1e-12)
-        gain = gain.clamp(1 / LARGEST_GAIN, LARGEST_GAIN)
-    return Norm(gain, wanted.mean - gain * mine.mean)
+        heard = torch.minimum(mine.spread / mine.spread.max(), spread / spread.max()) > SILENT
+        matched = (spread / mine.spread).clamp(1 / LARGEST_GAIN, LARGEST_GAIN)
+        gain = torch.where(heard, matched, gain).half().float()
+    return Norm(gain, mean - gain * mine.mean, axes)

@@ -92,9 +92,10 @@ class TrainConfig:
     """How long and how hard to train, and on what.
 
     `steps`, `learning_rate` (its peak), `warmup` (a share of the steps) and `weight_decay` are the
-    `optimizer`'s. The rate of "sgd" is a share of the norm of what it trains: what a step moves,
-    whose gradient is as long as it may be. It disturbs weights that hardly matter less than
-    "adamw" does, which moves all of them alike. `seed` decides every draw.
+    `optimizer`'s. The rate of "sgd" is relative: times the norm of all trained weights. Gradients
+    are clipped to norm 1, so that without momentum a step moves at most that share of them. It
+    barely changes weights with small gradients, where "adamw" moves all of them alike. `seed`
+    decides every draw.
     `loss` names the task's loss, `label_smoothing` is of its labels.
     `objective` weighs the terms, `certificate` is how that term is computed.
     `full` is "kept" where all that the full view runs on (dense weights, biases, norms) stays the
@@ -152,6 +153,11 @@ class TrainConfig:
         _check_count("steps", self.steps)
         if not isinstance(self.seed, int) or self.seed < 0:
             raise SpecError(f"seed must be at least 0, got {self.seed}")
+        if self.optimizer == "sgd" and self.controller != "off":
+            raise SpecError(
+                'optimizer="sgd" cannot train a controller: use optimizer="adamw" or '
+                'controller="off"'
+            )
         drawn = self.curriculum in ("profiles", "aimed")
         if self.controller == "reinforce" and not (self.objective.distill and drawn):
             raise SpecError(

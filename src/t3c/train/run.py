@@ -163,13 +163,12 @@ class Run:
             yield inputs, target
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        peak, sgd = self.config.learning_rate, self.config.optimizer == "sgd"
+        sgd, size = self.config.optimizer == "sgd", 1.0
         own = [p for p in trainable(self.model, self.config) if p.requires_grad]
-        if sgd:
-            peak *= max(1e-12, float(nn.utils.get_total_norm([p.detach() for p in own])))
-        groups: list[dict[str, Any]] = [
-            {"params": own, "peak": peak, "weight_decay": self.config.weight_decay}
-        ]
+        if sgd:  # the rate is relative, so decay is to be too
+            size = max(1e-12, float(nn.utils.get_total_norm([p.detach() for p in own])))
+        peak, decay = self.config.learning_rate * size, self.config.weight_decay / size
+        groups: list[dict[str, Any]] = [{"params": own, "peak": peak, "weight_decay": decay}]
         if self.policy is not None:
             parameters = list(self.policy.module.parameters())
             groups.append({"params": parameters, "peak": self.policy.rate, "weight_decay": 0.0})
