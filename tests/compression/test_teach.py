@@ -62,6 +62,19 @@ def test_training_is_kept_where_profiles_gain_and_max_stays_as_good_as_int8(
     assert (choice.taken == "untrained") == bool(why)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "ways", "steps"),
+    [(10, 0, 0), (250, 1, 20), (800, 5, 16), (1000, 6, 17), (10_000, 6, 197)],
+)
+def test_as_many_ways_are_tried_as_there_is_time_for(seconds: float, ways: int, steps: int) -> None:
+    """Each has enough steps to tell something; what is left is for training."""
+    tried, found, left = module._affordable(seconds, 1.0, 10.0)
+    assert tried == WAYS[:ways]
+    assert (found, left) == pytest.approx((steps, 0.88 * seconds), rel=0.5, abs=40)
+    assert not tried or found >= module.PROBE_STEPS
+    assert len(tried) * found <= module.PROBE * seconds
+
+
 def test_batches_follow_from_seed_and_epoch_and_carry_the_answers(lesson: Lesson) -> None:
     images = lesson.train.inputs
     assert isinstance(images, torch.Tensor)
