@@ -1,9 +1,12 @@
-"""Ideas tried on ResNet-50 before they were built: `python benchmarks/trials.py norms|optimizers`.
+"""Ideas tried before they are built: `python benchmarks/trials.py norms|optimizers|width`.
 
+On ResNet-50,
 `norms`: what profiles drift with the original's means and spreads restored, and without.
 `optimizers`: what they drift after a few steps of SGD and of AdamW at several rates.
 Profiles are by counted work; nothing is exported. Validation images are `imagenet-val/train`'s, of
 which some fit factors, some train, and others judge.
+
+On MiniLM-L6, `width`: what leaving neurons out of feed-forward layers drifts (`make minilm` first).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.figures import finish
+from lab.width import width_rows
 from t3c.certify.drift import relative_drift
 from t3c.compression.data import split
 from t3c.compression.elastic import STATISTICS, kernels_of, make_elastic
@@ -47,12 +51,18 @@ STEPS = 60
 def main(arguments: Sequence[str]) -> int:
     """Run a trial, print its table and write it to out/trial-NAME.json."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trial", choices=("norms", "optimizers"))
+    parser.add_argument("trial", choices=("norms", "optimizers", "width"))
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args(arguments)
     torch.manual_seed(0)
-    bench = Bench()
-    rows = bench.norms() if given.trial == "norms" else bench.optimizers(given.steps)
+    if given.trial == "width":
+        rows = []
+        for row in width_rows():
+            rows.append(row)
+            print(row, flush=True)
+    else:
+        bench = Bench()
+        rows = bench.norms() if given.trial == "norms" else bench.optimizers(given.steps)
     return finish(Path(f"out/trial-{given.trial}.json"), [], {given.trial: rows})
 
 
