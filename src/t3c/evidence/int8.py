@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import openvino as ov
-from openvino._offline_transformations import apply_moc_transformations
 
 from t3c.device.machine import DOT_PRODUCTS, cpu_name
 from t3c.engines.protocol import Array
@@ -72,13 +71,8 @@ def quantize(
     activations: Activations = "int8",
     transformer: bool = False,
 ) -> ov.Model:
-    """Return the model in 8 bits; NNCF has a scheme of its own for a `transformer`.
-
-    Norms are folded first, as OpenVINO's converter does: NNCF's int8 of a ResNet-50 whose batch
-    norms are left as they were takes 1.07 times as long.
-    """
+    """Return the model in 8 bits; NNCF has a scheme of its own for a `transformer`."""
     nncf = nncf_library()
-    apply_moc_transformations(model, cf=False)
     given = [samples] if isinstance(samples, np.ndarray) else list(samples)
     ports, states = model.inputs[: len(given)], model.inputs[len(given) :]
     if not states:
