@@ -57,11 +57,13 @@ def width_rows() -> Iterator[dict[str, Any]]:
 
 
 def _layers(model: nn.Module) -> range:
-    return range(len(model.encoder.encoder.layer))
+    stack: Any = model.get_submodule("encoder.encoder.layer")
+    return range(len(stack))
 
 
 def _second(model: nn.Module, index: int) -> nn.Linear:
-    dense: nn.Linear = model.encoder.encoder.layer[index].output.dense
+    dense = model.get_submodule(f"encoder.encoder.layer.{index}.output.dense")
+    assert isinstance(dense, nn.Linear)
     return dense
 
 
@@ -96,7 +98,8 @@ def _order(inputs: Inputs, model: nn.Module, index: int) -> Tensor:
     """Return neurons, those first whose loss costs most once the others make up for it."""
     stiffness = torch.linalg.inv(_regular(inputs.covariance)).diagonal()
     weight = _second(model, index).weight.detach().double()
-    return (weight.square().sum(0) / stiffness).argsort(descending=True)
+    order: Tensor = (weight.square().sum(0) / stiffness).argsort(descending=True)
+    return order
 
 
 @torch.no_grad()
