@@ -10,7 +10,7 @@ from t3c.convert.plan import ConversionPlan, LayerPlan, Params
 
 @dataclass(frozen=True)
 class Report:
-    """What was converted and what not; `error` is the relative difference of the output.
+    """Tell what was converted and what not; `error` is the relative difference of the output.
 
     `balance` are the layers whose factors were balanced, with the rounding error that is left,
     relative to that before.
