@@ -217,3 +217,16 @@ def test_norms_in_the_place_of_what_is_not_there_are_refused(
     write_content(tmp_path, Draft(manifest, packed.topology, packed.factors, packed.tensors))
     with pytest.raises(CorruptError, match=f"no bias '{bias}'"):
         Artifact(tmp_path).norms("tiny")
+
+
+class Forgetful(Draft):
+    """An artifact of which another thread always asks for another profile in between."""
+
+    _norms = property(lambda artifact: {}, lambda artifact, value: None)  # type: ignore[assignment]
+
+
+def test_threads_may_ask_for_different_profiles(draft: tuple[Draft, Allocated]) -> None:
+    packed = draft[0]
+    artifact = Forgetful(packed.manifest, packed.topology, packed.factors, packed.tensors)
+    assert artifact.norms("tiny").gains.keys() == packed.norms("tiny").gains.keys()
+    assert not artifact.norms("med").gains

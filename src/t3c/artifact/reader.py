@@ -88,16 +88,18 @@ class Artifact:
 
     def norms(self, profile: str) -> OwnNorms:
         """The norms that a profile has for itself; of some profiles there are none."""
-        if profile not in self._norms:
-            key, found = f"{NORMS}{profile}", OwnNorms()
-            if key in self._dense.keys():  # noqa: SIM118
-                try:
-                    found = read_norms(self._dense.get_tensor(key), self.manifest)
-                    self._check_replaced(found.biases)
-                except SpecError as error:
-                    raise CorruptError(f"{self.path / DENSE}: {key}: {error}") from error
-            self._norms = {profile: found}  # the next layers are the same profile's
-        return self._norms[profile]
+        known = self._norms.get(profile)
+        if known is not None:
+            return known
+        key, found = f"{NORMS}{profile}", OwnNorms()
+        if key in self._dense.keys():  # noqa: SIM118
+            try:
+                found = read_norms(self._dense.get_tensor(key), self.manifest)
+                self._check_replaced(found.biases)
+            except SpecError as error:
+                raise CorruptError(f"{self.path / DENSE}: {key}: {error}") from error
+        self._norms = {profile: found}  # the next layers are the same profile's
+        return found
 
     def _check_replaced(self, biases: Mapping[str, Floats]) -> None:
         """Refuse biases in the place of what is not there, or has another shape."""
