@@ -150,7 +150,7 @@ def _units_of(replay: Replay, feed: Feed) -> Tests:
         names = (*feed.layers, *vectors)
         if not (yield from _apart(replay, feed, units, names, generator, SUBSETS, COVERED)):
             continue
-        if (yield from _alike(replay, feed, units, names, generator)):
+        if (yield from _alike(replay, feed.readers, units, names, generator)):
             return Found(units, tuple(vectors))
         also = feed.others[0] if feed.others else "something else"
         reason = f"{feed.consumer} reads {also} too, which is not in the same order"
@@ -195,25 +195,28 @@ def _apart(
 
 
 def _alike(
-    replay: Replay, feed: Feed, units: int, names: Iterable[str], generator: torch.Generator
+    replay: Replay, readers: set[str], units: int, names: Iterable[str], generator: torch.Generator
 ) -> Generator[Trial, Changed | None, bool]:
-    """Permute the units of all sources: what the readers read has to be permuted likewise."""
-    order = torch.randperm(units, generator=generator)
-    if torch.equal(order, torch.arange(units)):
-        order = order.flip(0)
-    values = {}
-    for name in names:
-        channels = spread(order, replay.size(name) // units)
-        values[name] = _taken(replay.value(name), replay.axis(name), channels)
-    wanted = {}
-    for name in feed.readers:
-        channels = spread(order, replay.width(name) // units)
-        wanted[name] = _taken(replay.reads[name][0], replay.axis(name), channels)
-    changed = yield Trial(values, wanted)
-    return changed is not None and not changed.keys() & feed.readers
+    """Permute the units of all sources: what the readers read has to be permuted likewise.
+
+    A turn of all and an exchange of two make up every permutation; one more is at random.
+    """
+    turned = torch.arange(units).roll(1)
+    exchanged = torch.arange(units)
+    exchanged[:2] = torch.tensor([1, 0])
+    for order in (turned, exchanged, torch.randperm(units, generator=generator)):
+        values = {name: _permuted(replay, name, replay.value(name), order) for name in names}
+        wanted = {name: _permuted(replay, name, replay.reads[name][0], order) for name in readers}
+        changed = yield Trial(values, wanted)
+        if changed is None or changed.keys() & readers:
+            return False
+    return True
 
 
-def _taken(value: Tensor, axis: int, channels: Tensor) -> Tensor:
+def _permuted(replay: Replay, name: str, value: Tensor, order: Tensor) -> Tensor:
+    """Return what a layer reads or makes, or a vector, with its units in another order."""
+    axis = replay.axis(name)
+    channels = spread(order, value.shape[axis] // len(order))
     return value.index_select(axis, channels.to(value.device))
 
 

@@ -137,18 +137,17 @@ def _feeds(replay: Replay, reasons: dict[str, str]) -> list[Feed]:
     generator, refused = torch.Generator().manual_seed(SEED), dict(reasons)
     only: dict[str, str] = {}  # the reader of each source that has a single one
     others: dict[str, list[str]] = {}  # by reader, the layers that others read too
-    for name in (*_in_order(replay), *replay.vectors):
-        if name in reasons:
-            continue
-        seen = replay.run({name: noise(replay, name, generator)})
+    layers_alone = [(name,) for name in _in_order(replay) if name not in refused]
+    for names in (*layers_alone, *_together(replay)):
+        seen = replay.run({name: noise(replay, name, generator) for name in names})
         readers = [] if seen is None else [n for n in _in_order(replay) if n in seen.inputs]
         reason = _no_reader(seen, readers, refused)
         if not reason:
-            only[name] = readers[0]
-        elif name in replay.layers:
-            reasons[name] = reason
+            only |= dict.fromkeys(names, readers[0])
+        elif names[0] in replay.layers:
+            reasons[names[0]] = reason
             for reader in readers:
-                others.setdefault(reader, []).append(name)
+                others.setdefault(reader, []).append(names[0])
     feeds = []
     for consumer in _in_order(replay):
         if consumer in only.values() and not depthwise(replay.layers[consumer]):
@@ -161,6 +160,17 @@ def _feeds(replay: Replay, reasons: dict[str, str]) -> list[Feed]:
     for name in only.keys() & replay.layers.keys() - fed:
         reasons[name] = f"no layer but {only[name]} reads it, whose own channels cannot be left out"
     return [feed for feed in feeds if feed.layers]
+
+
+def _together(replay: Replay) -> list[tuple[str, ...]]:
+    """Return the vectors that are changed together: those of a norm and the like stand in one
+    place, those of modules with others inside may stand anywhere."""
+    together: dict[str, list[str]] = {}
+    for name in replay.vectors:
+        owner = name.rpartition(".")[0]
+        leaf = not any(True for _ in replay.model.get_submodule(owner).children())
+        together.setdefault(owner if leaf else name, []).append(name)
+    return [tuple(names) for names in together.values()]
 
 
 def _no_reader(seen: Seen | None, readers: list[str], refused: Mapping[str, str]) -> str:
