@@ -426,6 +426,14 @@ def test_attention_of_any_size(heads: int, size: int, share: int, seed: int) -> 
     assert apart(call(model, x), before) < 1e-5
 
 
+def test_an_example_of_one_token_shows_no_heads() -> None:
+    model, _ = made(bert)
+    reasons = dict(find_units(model, IDS[:, :1])[1])
+    name = "bert.encoder.layer.0.attention.self"
+    assert reasons[f"{name}.query"] == "no layer reads it"
+    assert reasons[f"{name}.value"].startswith(f"{name}.key runs beside it")
+
+
 def test_an_order_is_a_permutation() -> None:
     model = Between(lambda m, h, x: torch.relu(h))
     group = found(model)["down"]

@@ -22,6 +22,7 @@ BATCH = 2  # samples of the example that are run
 SAME = 1e-4  # how far the output may be off, relative, once units have changed places
 NAMED = 3  # layers that a reason names
 SEED = 0
+UNREAD = "no layer reads it"
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,30 @@ def _feeds(replay: Replay, reasons: dict[str, str]) -> list[Feed]:
             feeds.append(Feed(consumer, layers, vectors, tuple(also)))
     fed = {name for feed in feeds for name in feed.layers}
     for name in only.keys() & replay.layers.keys() - fed:
-        reasons[name] = f"no layer but {only[name]} reads it, whose own channels cannot be left out"
-    return [feed for feed in feeds if feed.layers]
+        ends = depthwise(replay.layers[only[name]])
+        reasons[name] = (
+            f"{only[name]} reads it, whose own channels cannot be left out"
+            if ends
+            else "it is depthwise, and what it reads is not of a layer that it alone reads"
+        )
+    for feed in feeds:
+        idle = _idle_beside(replay, feed, reasons)
+        if idle:
+            reason = f"{idle} runs beside it and has no effect: give an example with more positions"
+            reasons |= dict.fromkeys(feed.layers, reason)
+    return [feed for feed in feeds if feed.layers and not feed.layers.keys() & reasons.keys()]
+
+
+def _idle_beside(replay: Replay, feed: Feed, reasons: Mapping[str, str]) -> str:
+    """Return a layer without effect that runs with those of a feed: queries and keys of a single
+    token have none, and values then look like units of their own. Empty if there is none."""
+    before = list(replay.makes)[: list(replay.makes).index(feed.consumer)]
+    for name in reversed(before):
+        if reasons.get(name) == UNREAD:
+            return name
+        if name not in feed.layers:
+            break
+    return ""
 
 
 def _together(replay: Replay) -> list[tuple[str, ...]]:
@@ -180,7 +203,7 @@ def _no_reader(seen: Seen | None, readers: list[str], refused: Mapping[str, str]
     if seen.output:
         return "the model's output depends on it directly"
     if not readers:
-        return "no layer reads it"
+        return UNREAD
     if len(readers) > 1:
         return f"several layers read it: {_list(readers)}"
     blocked = refused.get(readers[0], "")
