@@ -108,10 +108,15 @@ class _Walk:
     def result(self) -> tuple[onnx.GraphProto, dict[str, npt.NDArray[Any]]]:
         """Return the topology and its constants."""
         self._keep_names()
+        read, nodes = {value.name for value in self.graph.output}, []
+        for node in reversed(self.nodes):
+            if not read.isdisjoint(node.output):
+                nodes.append(node)
+                read.update(node.input)
         made = onnx.GraphProto()
         made.CopyFrom(self.graph)
         del made.node[:]
-        made.node.extend(self.nodes)
+        made.node.extend(reversed(nodes))
         return made, self.constants
 
     def _step(self, node: onnx.NodeProto) -> None:
@@ -119,7 +124,9 @@ class _Walk:
         if node.domain == ELASTIC_DOMAIN:
             self._layer(node)
             return
-        entries = computed_sizes(node, self.sizes, self.constants, self.shapes)
+        entries = None
+        if node.op_type == "Shape" or not any(name in self.tracks for name in node.input):
+            entries = computed_sizes(node, self.sizes, self.constants, self.shapes)
         if entries is not None:
             self.sizes[node.output[0]] = entries
         elif node.op_type in ("Reshape", "Expand"):

@@ -29,7 +29,7 @@ class SizeOf:
     axis: int
 
 
-Entry = int | SizeOf
+Entry = int | SizeOf | None  # a number, a size, or unknown
 
 
 def infer_shapes(
@@ -65,7 +65,20 @@ def infer_shapes(
             shapes[value.name] = tuple(
                 d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims
             )
+    for node in graph.node:
+        if node.domain == ELASTIC_DOMAIN and node.input[0] in shapes:
+            _note_channels(shapes, node, specs[elastic_layer(node)])
     return shapes
+
+
+def _note_channels(
+    shapes: dict[str, tuple[Size, ...]], node: onnx.NodeProto, spec: LayerSpec
+) -> None:
+    """Add what follows from a layer's reading a tensor: how many channels that has."""
+    kind, shape = elastic_kind(node, spec), list(shapes[node.input[0]])
+    if kind != "embedding":
+        shape[1 if kind == "conv" else -1] = spec.in_channels
+        shapes[node.input[0]] = tuple(shape)
 
 
 def _stand_in(
@@ -104,12 +117,14 @@ def computed_sizes(
             return None
         all_of: list[Entry] = [SizeOf(first, axis) for axis in range(len(shapes[first]))]
         return all_of[attributes.get("start", 0) : attributes.get("end")]
+    if node.op_type == "Concat" and attributes["axis"] == 0:
+        pieces = [entries_of(name, sizes, constants, shapes) for name in node.input]
+        known = [piece for piece in pieces if piece is not None]
+        return [e for piece in known for e in piece] if len(known) == len(pieces) else None
     read = [entries_of(name, sizes, constants) for name in node.input]
     if not any(name in sizes for name in node.input) or read[0] is None:
         return None
     rest = [numbers(constants, name) for name in node.input[1:]]
-    if node.op_type == "Concat" and None not in read:
-        return [entry for entries in read if entries for entry in entries]
     if node.op_type == "Slice" and None not in rest[:2] and rest[3:] in ([], [[1]]):
         (start, *_), (end, *_) = rest[0] or [0], rest[1] or [0]
         return read[0][start:end]
@@ -123,10 +138,18 @@ def computed_sizes(
 
 
 def entries_of(
-    name: str, sizes: Mapping[str, list[Entry]], constants: Constants
+    name: str, sizes: Mapping[str, list[Entry]], constants: Constants, shapes: Shapes | None = None
 ) -> list[Entry] | None:
-    """Return the entries of a shape, constant or computed; None if they are not known."""
+    """Return the entries of a shape, constant or computed; None if it is neither.
+
+    Of a tensor that can be a shape by its own one in `shapes`, they are as many unknown ones.
+    """
     if name in sizes:
         return sizes[name]
     known = numbers(constants, name)
-    return None if known is None else list(known)
+    if known is not None:
+        return list(known)
+    length = (shapes or {}).get(name, ())
+    if len(length) == 1 and isinstance(length[0], int) and length[0] <= LONGEST:
+        return [None] * length[0]
+    return None
