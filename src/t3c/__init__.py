@@ -15,7 +15,14 @@ from t3c.version import __version__
 if TYPE_CHECKING:
     from t3c.artifact.trim import trim
     from t3c.compression.door import compress
-    from t3c.convert import ElasticConfig, elasticize_, plan_conversion, settle_, smooth_
+    from t3c.convert import (
+        ElasticConfig,
+        elasticize_,
+        order_units_,
+        plan_conversion,
+        settle_,
+        smooth_,
+    )
     from t3c.evidence.artifact import certify_artifact
     from t3c.evidence.certify import CertifyConfig
     from t3c.evidence.original import write_original
@@ -54,6 +61,7 @@ __all__ = [
     "export",
     "fit",
     "load",
+    "order_units_",
     "plan_conversion",
     "reconstruct",
     "settle_",
@@ -80,6 +88,7 @@ _LAZY = {
     "compress": "t3c.compression.door",
     "write_original": "t3c.evidence.original",
     "elasticize_": "t3c.convert",
+    "order_units_": "t3c.convert",
     "plan_conversion": "t3c.convert",
     "settle_": "t3c.convert",
     "smooth_": "t3c.convert",

@@ -14,19 +14,29 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from conftest import Made, quick
 from t3c import files
 from t3c.artifact.folder import MANIFEST, recover, staged
 from t3c.artifact.manifest import CONTENT, DENSE, FACTORS, GRAPH, NORMS, layer_entry
 from t3c.artifact.reader import Artifact
-from t3c.artifact.store import StageCodes, layer_bytes, pack_layer, read_layer
+from t3c.artifact.store import (
+    StageCodes,
+    layer_bytes,
+    pack_layer,
+    read_layer,
+    stage_names,
+    trim_layer,
+)
 from t3c.artifact.writer import header_bytes
 from t3c.errors import ArtifactError, CorruptError, T3CError, VersionError
 from t3c.exporter import ExportConfig, export
 from t3c.files import write_atomic
 from t3c.nn import elastic_weights
-from t3c.spec import Factorization, Kind, LayerPoint, LayerSpec
+from t3c.quant.nested import encode, integers, unit_scale
+from t3c.spec import WIDTHS, Factorization, Kind, LayerPoint, LayerSpec
 
 
 def edit(path: Path, change: Callable[[dict], None]) -> None:
@@ -64,15 +74,11 @@ def test_stored_weights_are_those_of_the_model(made: Made) -> None:
 def test_every_prefix_of_ranks_and_bits_is_read_from_one_file(
     tmp_path: Path, out: int, into: int, bits: int, tucker: bool, data: st.DataObject
 ) -> None:
-    from safetensors import safe_open
-    from safetensors.numpy import save_file
-
-    from t3c.quant.nested import encode, integers, unit_scale
-
     kind = Factorization.TUCKER2 if tucker else Factorization.SVD
     spec = LayerSpec("x", Kind.CONV2D, kind, out, into, (3, 3) if tucker else (1, 1), tile=3)
     ranks = tuple(sorted(data.draw(st.sets(st.integers(1, spec.full_rank), min_size=1))))
-    entry = layer_entry(spec, [LayerPoint(1, 8)], [LayerPoint(rank, bits) for rank in ranks])
+    below = [LayerPoint(rank, bits) for rank in ranks if rank < spec.full_rank]
+    entry = layer_entry(spec, [LayerPoint(1, 8)], below)
     assume(entry.ranks)
     ranks = entry.ranks
     rng = np.random.default_rng(0)
@@ -81,7 +87,8 @@ def test_every_prefix_of_ranks_and_bits_is_read_from_one_file(
         weight = rng.normal(size=shape).astype(np.float32)
         grid = (np.abs(weight).reshape(len(weight), -1).max(1) / 127).astype(np.float32)
         stages.append(StageCodes(weight, grid, {bits: grid * np.float32(3)}))
-    save_file(pack_layer(entry, None, stages), str(tmp_path / "x"))
+    named = dict(zip(stage_names(spec, ranks[-1]), stages, strict=True))
+    save_file(pack_layer(entry, None, named), str(tmp_path / "x"))
     file = safe_open(str(tmp_path / "x"), framework="numpy")
     for rank in ranks:
         point = LayerPoint(rank, bits)
@@ -91,6 +98,64 @@ def test_every_prefix_of_ranks_and_bits_is_read_from_one_file(
             wanted = integers(encode(corner, stage.grid[: shape[0]]), bits)
             np.testing.assert_array_equal(codes, wanted)
             np.testing.assert_array_equal(scale, unit_scale(stage.views[bits], bits)[: shape[0]])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(data=st.data(), bits=st.integers(2, 8), kind=st.sampled_from(sorted(WIDTHS)))
+def test_every_width_is_a_prefix_of_the_same_codes(
+    tmp_path: Path, data: st.DataObject, bits: int, kind: Factorization
+) -> None:
+    """The full weight is stored once; a width adds its correction alone, and trimming keeps it."""
+    out = data.draw(st.integers(2, 12))
+    into = out if kind is Factorization.CORNER else data.draw(st.integers(2, 12))
+    kernel = data.draw(st.sampled_from([(1, 1), (3, 3)]))
+    cut = kind is not Factorization.ROWS
+    spec = LayerSpec(
+        "x", Kind.CONV2D, kind, out, into, kernel, padding=(kernel[0] // 2,) * 2, unit="u",
+        correction=2 if cut else 0,
+    )  # fmt: skip
+    widths = sorted(data.draw(st.sets(st.integers(1, spec.full_rank), min_size=1, max_size=4)))
+    points = [LayerPoint(width, bits) for width in widths]
+    entry, rng = layer_entry(spec, points, points), np.random.default_rng(0)
+
+    def codes(shape: tuple[int, ...], view: int) -> StageCodes:
+        weight = rng.normal(size=shape).astype(np.float32)
+        grid = (np.abs(weight).reshape(len(weight), -1).max(1) / 127).astype(np.float32)
+        return StageCodes(weight, grid, {view: grid * np.float32(3)})
+
+    dense, stages = codes(spec.dense_shape, bits), dict[str, StageCodes]()
+    for width in entry.ranks:
+        shapes = spec.stage_shapes(width)[1:]
+        parts = zip(stage_names(spec, width)[1:], shapes, strict=True)
+        stages |= {name: codes(shape, 8) for name, shape in parts}
+    tensors = pack_layer(entry, dense, stages)
+    save_file(tensors, str(tmp_path / "w"))
+    file = safe_open(str(tmp_path / "w"), framework="numpy")
+    assert sum(v.size for n, v in tensors.items() if "dense/block" in n) <= bits * (
+        -(-np.prod(spec.corner(widths[-1])) // 8) + len(widths)
+    )
+    for point in points:
+        wanted = [dense, *(stages[n] for n in stage_names(spec, point.rank)[1:])]
+        views = [bits, *[8] * (len(wanted) - 1)]
+        least = [LayerPoint(width, bits) for width in widths if width <= point.rank]
+        smaller = layer_entry(spec, points, least)
+        save_file(trim_layer(file, entry, smaller), str(tmp_path / "s"))
+        for source, known in (
+            (file, entry),
+            (safe_open(str(tmp_path / "s"), framework="numpy"), smaller),
+        ):
+            read = read_layer(source, known, point)
+            shapes = spec.stage_shapes(point.rank)
+            for (got, scale), stage, shape, view in zip(read, wanted, shapes, views, strict=True):
+                corner = stage.weight[: shape[0], : shape[1]]
+                integer = integers(encode(corner, stage.grid[: shape[0]]), view)
+                np.testing.assert_array_equal(got, integer)
+                np.testing.assert_array_equal(
+                    scale, unit_scale(stage.views[view], view)[: shape[0]]
+                )
+        assert layer_bytes(entry, point) >= sum(
+            c.size * v / 8 for (c, _), v in zip(read, views, strict=True)
+        )
 
 
 def test_bytes_on_disk(made: Made) -> None:

@@ -219,6 +219,8 @@ def _choice(spec: LayerSpec, point: LayerPoint, ms: Mapping[Form, float]) -> For
         return FormChoice(Form.DENSE, "elastic in bits alone")
     if spec.stored_dense(point):
         return FormChoice(Form.DENSE, "full rank: stored dense")
+    if spec.narrows:
+        return FormChoice(Form.NARROW, "what is left out is in no form")
     if Form.FACTORED not in spec.forms(point):
         return FormChoice(Form.DENSE, "its channels come in groups: factors save bytes, not work")
     if not {Form.FACTORED, Form.DENSE} <= ms.keys():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -333,6 +334,21 @@ def _check(manifest: Manifest) -> None:
             point = profile.points[layer.spec.name]
             if not layer.stores(point):
                 raise SpecError(f"profile {profile.name!r}: {layer.spec.name}: {point} not stored")
+        _check_units(profile, specs)
+
+
+def _check_units(profile: Profile, specs: Mapping[str, LayerSpec]) -> None:
+    """Raise unless the layers of a unit keep the same share of their channels."""
+    shares: dict[str, tuple[str, Fraction]] = {}
+    for name, spec in specs.items():
+        if spec.narrows:
+            share = Fraction(profile.points[name].rank, spec.full_rank)
+            first, known = shares.setdefault(spec.unit, (name, share))
+            if share != known:
+                raise SpecError(
+                    f"profile {profile.name!r}: {first} keeps {known} of its channels and {name} "
+                    f"{share}: they are narrowed together"
+                )
 
 
 def _check_controller(controller: ControllerEntry, profiles: list[str]) -> None:

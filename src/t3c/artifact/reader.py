@@ -81,9 +81,10 @@ class Artifact:
         """(int8 weight, row scale) of each stage of a layer, with the profile's gains applied."""
         stages = self.stages(layer, profile.points[layer])
         gain = self.norms(profile.name).gains.get(layer)
-        if gain is not None:
-            codes, scale = stages[-1]
-            stages[-1] = codes, scale * gain
+        if gain is not None:  # what is added up for a narrowed layer is multiplied term by term
+            for index in {-1, 0} if self.entries[layer].spec.narrows else {-1}:
+                codes, scale = stages[index]
+                stages[index] = codes, scale * gain[: len(scale)]
         return stages
 
     def norms(self, profile: str) -> OwnNorms:

@@ -2,7 +2,8 @@
 
 A stage at rank k is a leading corner of its weight. What a larger rank adds to a smaller one's
 corner is a block; a block's codes lie in bit planes, so that a profile reads a prefix of blocks
-and of each block a prefix of planes.
+and of each block a prefix of planes. A narrowed layer has its one weight nested so in its widths,
+and the small correction of each width beside it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from t3c.artifact.manifest import LayerEntry
 from t3c.errors import CorruptError
 from t3c.quant.nested import Codes, encode, integers, unit_scale
 from t3c.quant.pack import pack_planes, unpack_planes
-from t3c.spec import MAX_BITS, LayerPoint
+from t3c.spec import MAX_BITS, LayerPoint, LayerSpec
 
 Floats = npt.NDArray[np.float32]
 Tensors = dict[str, npt.NDArray[np.generic]]
 Shapes = Sequence[tuple[int, ...]]  # of a stage at rising ranks
+DENSE_PART = "dense"
 
 
 @dataclass(frozen=True)
@@ -37,78 +39,115 @@ class StageCodes:
     views: Mapping[int, Floats]
 
 
+@dataclass(frozen=True)
+class Part:
+    """A stored stage of a layer: its name, its shapes at rising ranks, the bits of its views."""
+
+    name: str
+    shapes: Shapes
+    bits: Sequence[int]
+
+
 def pack_layer(
-    entry: LayerEntry, dense: StageCodes | None, stages: Sequence[StageCodes]
+    entry: LayerEntry, dense: StageCodes | None, stages: Mapping[str, StageCodes]
 ) -> Tensors:
-    """Return the tensors of one layer; `dense` is None where no profile runs it at full rank."""
-    parts: list[tuple[str, StageCodes, Shapes, Sequence[int]]] = []
-    if dense is not None:
-        parts.append(("dense", dense, [dense.weight.shape], entry.dense_bits))
-    for index, stage in enumerate(stages):
-        ladder = [entry.spec.stage_shapes(rank)[index] for rank in entry.ranks]
-        parts.append((f"stage{index}", stage, ladder, _stage_views(entry, index)))
+    """Return the tensors of one layer.
+
+    `stages` are its other stages, by the names that `stage_names` gives them; `dense` is None
+    where nothing is stored dense.
+    """
+    given = stages if dense is None else {DENSE_PART: dense, **stages}
     tensors: Tensors = {}
-    for part, stage, shapes, bits in parts:
-        out, into = shapes[-1][:2]
+    for part in _parts(entry):
+        stage = given[part.name]
+        out, into = part.shapes[-1][:2]
         codes = encode(stage.weight[:out, :into], stage.grid[:out])
-        scales = {view: stage.views[view][:out].astype(np.float32) for view in bits}
-        tensors |= _stored(f"{entry.spec.name}/{part}", codes, shapes, scales)
+        scales = {view: stage.views[view][:out].astype(np.float32) for view in part.bits}
+        tensors |= _stored(f"{entry.spec.name}/{part.name}", codes, part.shapes, scales)
     return tensors
+
+
+def stage_names(spec: LayerSpec, rank: int) -> tuple[str, ...]:
+    """Return what the stages of `LayerSpec.stage_shapes` are called in the file."""
+    count = len(spec.stage_shapes(rank))
+    if not spec.narrows:
+        return tuple(f"stage{index}" for index in range(count))
+    return (DENSE_PART, *(f"correction{rank}/{index}" for index in range(count - 1)))
 
 
 def read_layer(
     file: Any, entry: LayerEntry, point: LayerPoint
 ) -> list[tuple[npt.NDArray[np.int8], Floats]]:
     """(int8 weight, row scale) of each stage that stores `point`, reading no more than it needs."""
-    spec = entry.spec
-    if spec.stored_dense(point):
-        names, shapes = ["dense"], [[spec.dense_shape]]
-    else:
-        ranks = [rank for rank in entry.ranks if rank <= point.rank]
-        ladder = [spec.stage_shapes(rank) for rank in ranks]
-        names = [f"stage{index}" for index in range(len(ladder[-1]))]
-        shapes = [[step[index] for step in ladder] for index in range(len(names))]
     try:
         return [
-            _read_stage(file, f"{spec.name}/{name}", steps, q)
-            for name, steps, q in zip(names, shapes, spec.stored_bits(point), strict=True)
+            _read_stage(file, f"{entry.spec.name}/{part.name}", part.shapes, part.bits[0])
+            for part in _read_parts(entry, point)
         ]
     except SafetensorError as error:
-        raise CorruptError(f"{spec.name}: {error}") from error
+        raise CorruptError(f"{entry.spec.name}: {error}") from error
 
 
 def trim_layer(file: Any, entry: LayerEntry, wanted: LayerEntry) -> Tensors:
     """Return the tensors that store what `wanted` has of a layer, of those that store `entry`."""
-    spec = entry.spec
-    parts: list[tuple[str, Shapes, Shapes, Sequence[int]]] = []
-    if wanted.dense_bits:
-        parts.append(("dense", [spec.dense_shape], [spec.dense_shape], wanted.dense_bits))
-    if wanted.ranks:
-        below = [rank for rank in entry.ranks if rank <= wanted.ranks[-1]]
-        ladder, kept = ([spec.stage_shapes(rank) for rank in r] for r in (below, wanted.ranks))
-        for index in range(len(kept[-1])):
-            steps, least = ([step[index] for step in each] for each in (ladder, kept))
-            parts.append((f"stage{index}", steps, least, _stage_views(wanted, index)))
+    stored = {part.name: part for part in _parts(entry)}
     tensors: Tensors = {}
     try:
-        for part, stored, needed, bits in parts:
-            name = f"{spec.name}/{part}"
-            codes = _read_codes(file, name, stored, max(bits))
-            scales = {view: _read_scale(file, name, needed[-1][0], view) for view in bits}
-            tensors |= _stored(name, codes, needed, scales)
+        for part in _parts(wanted):
+            name, last = f"{entry.spec.name}/{part.name}", part.shapes[-1]
+            below = [shape for shape in stored[part.name].shapes if prod(shape) <= prod(last)]
+            codes = _read_codes(file, name, below, max(part.bits))
+            scales = {view: _read_scale(file, name, last[0], view) for view in part.bits}
+            tensors |= _stored(name, codes, part.shapes, scales)
     except SafetensorError as error:
-        raise CorruptError(f"{spec.name}: {error}") from error
+        raise CorruptError(f"{entry.spec.name}: {error}") from error
     return tensors
 
 
 def layer_bytes(entry: LayerEntry, point: LayerPoint) -> int:
     """Bytes of the planes and scales that `read_layer` reads."""
-    spec = entry.spec
-    if spec.stored_dense(point):
-        return _stage_bytes([spec.dense_shape], point.bits)
-    ladder = [spec.stage_shapes(rank) for rank in entry.ranks if rank <= point.rank]
-    stages = zip(zip(*ladder, strict=True), spec.stored_bits(point), strict=True)
-    return sum(_stage_bytes(list(steps), q) for steps, q in stages)
+    return sum(_stage_bytes(part.shapes, part.bits[0]) for part in _read_parts(entry, point))
+
+
+def _parts(entry: LayerEntry) -> list[Part]:
+    """Return all that is stored of a layer."""
+    spec, found = entry.spec, list[Part]()
+    whole = [spec.dense_shape] if entry.dense_bits else []
+    if spec.narrows:
+        corners = [spec.corner(rank) for rank in entry.ranks]
+        found.append(Part(DENSE_PART, [*corners, *whole], sorted({*entry.bits, *entry.dense_bits})))
+        for rank in entry.ranks:
+            names, shapes = stage_names(spec, rank)[1:], spec.stage_shapes(rank)[1:]
+            found += [Part(n, [s], [MAX_BITS]) for n, s in zip(names, shapes, strict=True)]
+        return found
+    if whole:
+        found.append(Part(DENSE_PART, whole, entry.dense_bits))
+    ladder = [spec.stage_shapes(rank) for rank in entry.ranks]
+    for index, shapes in enumerate(zip(*ladder, strict=True)):
+        found.append(Part(f"stage{index}", shapes, _stage_views(entry, index)))
+    return found
+
+
+def _read_parts(entry: LayerEntry, point: LayerPoint) -> list[Part]:
+    """Return what is read of a layer for a point: each part in the bits it is read in."""
+    spec, ladder = entry.spec, list[Shapes]()
+    names: tuple[str, ...] = (DENSE_PART,)
+    if spec.narrows:
+        steps = [spec.stage_shapes(rank) for rank in entry.ranks if rank <= point.rank]
+        corners = [step[0] for step in steps]
+        if spec.stored_dense(point):
+            ladder = [[*corners, spec.dense_shape]]
+        else:
+            names = stage_names(spec, point.rank)
+            ladder = [corners, *([shape] for shape in steps[-1][1:])]
+    elif spec.stored_dense(point):
+        ladder = [[spec.dense_shape]]
+    else:
+        names = stage_names(spec, point.rank)
+        steps = [spec.stage_shapes(rank) for rank in entry.ranks if rank <= point.rank]
+        ladder = [*zip(*steps, strict=True)]
+    bits = spec.stored_bits(point)
+    return [Part(n, shapes, [q]) for n, shapes, q in zip(names, ladder, bits, strict=True)]
 
 
 def _stage_views(entry: LayerEntry, index: int) -> list[int]:

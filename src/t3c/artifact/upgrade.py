@@ -13,7 +13,7 @@ from typing import Any
 
 from t3c.errors import CorruptError, VersionError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 def upgraded(data: Any, path: Path) -> dict[str, Any]:
@@ -64,6 +64,11 @@ def _from_3(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def _from_4(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 5 has layers that are narrowed in width; earlier ones have none."""
+    return data
+
+
 STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    1: _from_1, 2: _from_2, 3: _from_3
+    1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4
 }  # fmt: skip

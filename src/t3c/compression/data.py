@@ -27,6 +27,7 @@ from t3c.nn.inputs import (
     split_batch,
     tensors,
 )
+from t3c.train.lengths import lengths_of, like_lengths, trimmed
 
 MOST_BYTES = 6 << 30  # of samples held in memory at once
 MOST_ROWS = 100_000  # of a data set
@@ -66,6 +67,18 @@ class Data:
     def keys(self) -> list[str]:
         """Return a hash of each sample's inputs: equal keys are equal samples."""
         return sample_keys(self.arrays())
+
+    def statistics(self, samples: int, positions: int, size: int) -> list[Inputs]:
+        """Return inputs that layers are observed on, in batches: the first `samples`, or as many
+        more texts as have so many tokens, each with others of like length."""
+        lengths = lengths_of(self.inputs)
+        if lengths is None:
+            first = self.at(slice(0, samples))
+            return [select(first.inputs, slice(i, i + size)) for i in range(0, len(first), size)]
+        enough = int(np.searchsorted(lengths.cumsum(), positions)) + 1
+        lengths = lengths[: max(samples, enough)]
+        parts = like_lengths(lengths, min(size, len(lengths)), 0, 0)
+        return [trimmed(select(self.inputs, torch.from_numpy(part))) for part in parts]
 
     def batches(self, size: int) -> list[tuple[Inputs, Tensor] | Inputs]:
         """Return the samples in order, in batches of at most `size`, with labels if there are."""

@@ -23,10 +23,12 @@ from t3c.device.measured import time_layer
 from t3c.engines import Engine
 from t3c.errors import ConvertError, DataError
 from t3c.nn.inputs import Inputs, select
+from t3c.nn.units import UnitGroup
 from t3c.nn.view import elastic_weights
 from t3c.spec import MAX_BITS, Factorization, Form, LayerPoint
 
-STATISTICS = 256  # samples that factors are fitted to
+STATISTICS = 256  # samples that factors are fitted to, at the least
+POSITIONS = 40_000  # tokens, that more texts are taken for
 PROBED = 16  # samples that two factorizations are compared on
 WAYS = (Factorization.TUCKER1, Factorization.TUCKER2)
 LEVELS = 16  # drifts that they are compared at
@@ -122,19 +124,25 @@ def _relative_times(
         return dict.fromkeys(trials, 1.0)
     least = max(min(drift for drift, _ in curve) for curve in known.values())
     most = max(drift for curve in known.values() for drift, _ in curve)
+    return {way: mean_time(curves[way], least, most) for way in trials}
+
+
+def mean_time(curve: Sequence[tuple[float, float]], least: float, most: float) -> float:
+    """Return the least time of a curve of (drift, time) that drifts no more than a level, in the
+    mean over levels; 1 where only dense does."""
     levels = np.geomspace(max(least, 1e-12), max(most, 1e-12), LEVELS)
-    return {
-        way: float(np.mean([_least_time(curves[way], level) for level in levels])) for way in trials
-    }
-
-
-def _least_time(curve: Sequence[tuple[float, float]], drift: float) -> float:
-    """Return the least time that drifts no more; 1 where only dense does."""
-    return min((time for found, time in curve if found <= drift * (1 + 1e-9)), default=1.0)
+    times = [min((t for d, t in curve if d <= level * (1 + 1e-9)), default=1.0) for level in levels]
+    return float(np.mean(times))
 
 
 def _share(timing: LayerTiming) -> float:
     return min(timing.ms.values()) / timing.ms[Form.DENSE]
+
+
+def smooth_inputs(model: nn.Module, batches: Sequence[Inputs]) -> Choice:
+    """Smooth what linear layers read in place, where that lessens the error of 8 bits."""
+    left = [one.error for one in smooth_(model, batches).values()]
+    return _where_better("smoothing of what linear layers read", "smoothed", left)
 
 
 def make_elastic(
@@ -142,27 +150,21 @@ def make_elastic(
     example: Inputs,
     batches: Sequence[Inputs],
     kernels: Mapping[str, Factorization],
-    *,
-    smooth: bool,
+    widths: Sequence[UnitGroup] = (),
     watch: Watch = lambda what, done, total: None,
 ) -> list[Choice]:
     """Make the model elastic in place, with factors fitted to the batches, and return the choices.
 
-    With `smooth`, what linear layers read is smoothed first where that lessens the error of 8 bits.
+    Layers that make or read the units of `widths` are narrowed, the others factored.
     """
-    smoothed = smooth_(model, batches) if smooth else {}
     report = elasticize_(
-        model, example, config_for(kernels), calibration=batches,
+        model, example, config_for(kernels, widths=tuple(widths)), calibration=batches,
         on_layer=lambda done, total, name: watch(f"converting {name}", done, total),
     )  # fmt: skip
-    choices = []
-    if smooth:
-        left = [one.error for one in smoothed.values()]
-        choices.append(_where_better("smoothing of what linear layers read", "smoothed", left))
-    if any(plan.spec.factorization is Factorization.SVD for plan in report.converted):
-        left = list(report.balance.values())
-        choices.append(_where_better("balance of both factors of a matrix", "balanced", left))
-    return choices
+    if not any(plan.spec.factorization is Factorization.SVD for plan in report.converted):
+        return []
+    left = list(report.balance.values())
+    return [_where_better("balance of both factors of a matrix", "balanced", left)]
 
 
 def _where_better(what: str, how: str, left: Sequence[float]) -> Choice:

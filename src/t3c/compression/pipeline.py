@@ -16,11 +16,13 @@ from t3c.compression.choice import Choice, best, choices_of
 from t3c.compression.compare import Placing, plain_int8
 from t3c.compression.data import Parts
 from t3c.compression.elastic import (
+    POSITIONS,
     STATISTICS,
     choose_kernels,
     keep_elastic,
     make_elastic,
     restore_elastic,
+    smooth_inputs,
 )
 from t3c.compression.improve import KEPT, goal_of, round_weights, train_once
 from t3c.compression.judging import judge_of
@@ -30,8 +32,10 @@ from t3c.compression.plan import RunPlan
 from t3c.compression.record import fingerprint, hashed
 from t3c.compression.source import Source, Task
 from t3c.compression.stages import Stage, Stages
-from t3c.convert import smooth_, state_of
+from t3c.compression.widths import choose_widths, kept_units, known_units
+from t3c.convert import Units, state_of
 from t3c.convert.state import STATE
+from t3c.convert.width import find_orders, reorder_
 from t3c.device.calibrate import CalibrationConfig
 from t3c.engines import Engine, open_engine
 from t3c.engines.openvino import OpenVINO
@@ -45,8 +49,9 @@ from t3c.evidence.served import Run, run_of
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.measure.quiet import Conditions
 from t3c.nn.inputs import Inputs
+from t3c.nn.units import UnitGroup
 from t3c.progress import Show
-from t3c.spec import Goal, TextSpec
+from t3c.spec import Factorization, Goal, TextSpec
 
 INT8 = "int8.xml"
 CALIBRATION = 300  # samples that plain int8 is calibrated on, as NNCF does by default
@@ -121,23 +126,52 @@ class Compression:
             return {"kernels": {name: str(way) for name, way in ways.items()}, "choices": chosen}
 
         decided = self.decide("choose", self.made_from, choose)
-        kernels, smooth = decided.result["kernels"], _smoothable(source)
+        kernels, smoothed = decided.result["kernels"], list[Choice]()
+        if _smoothable(source):  # also of a model whose stages are done: as before it is elastic
+            smoothed = [smooth_inputs(source.model, batches)]
+        widths, narrowed = self._widths(decided, batches)
 
         def make(folder: Path) -> Mapping[str, Any]:
             chosen = make_elastic(
-                source.model, source.example, batches, kernels, smooth=smooth, watch=self.show.watch
+                source.model, source.example, batches, kernels, widths, self.show.watch
             )
             keep_elastic(source.model, folder / KEPT)
-            return {"choices": [choice.model_dump() for choice in chosen]}
+            return {"choices": [choice.model_dump() for choice in (*smoothed, *chosen)]}
 
-        stage = self.stages.run("convert", {"of": decided.key, "by": kernels}, make)
+        stage = self.stages.run("convert", {"of": narrowed.key, "by": kernels}, make)
         self.choices += choices_of(stage.result)
         if STATE not in source.model.__dict__:  # the stage was done before
-            if smooth:  # the original that is kept beside is smoothed by the same statistics
-                smooth_(source.model, batches)
-            make_elastic(source.model, source.example, batches[:1], kernels, smooth=False)
+            make_elastic(source.model, source.example, batches[:1], kernels, widths)
             restore_elastic(source.model, stage.folder / KEPT)
         return stage
+
+    def _widths(self, decided: Stage, batches: list[Inputs]) -> tuple[tuple[UnitGroup, ...], Stage]:
+        """Put units of channels in order, and choose those that layers are narrowed by.
+
+        A decoder's layers are not: they are bound by reading weights, which bits make fewer.
+        """
+        source = self.source
+
+        def order(folder: Path) -> Mapping[str, Any]:
+            if source.task is Task.LANGUAGE:
+                return kept_units(Units((), {}))
+            return kept_units(find_orders(source.model, source.example, batches))
+
+        ordered = self.stages.run("order", {"of": decided.key}, order)
+        units = known_units(ordered.result)
+        reorder_(source.model, units)
+
+        def choose(folder: Path) -> Mapping[str, Any]:
+            taken, choice = choose_widths(
+                source.model, source.example, batches, units.groups,
+                {n: Factorization(k) for n, k in decided.result["kernels"].items()}, self.engine,
+            )  # fmt: skip
+            chosen = [] if choice is None else [choice.model_dump()]
+            return {"units": [group.name for group in taken], "choices": chosen}
+
+        narrowed = self.decide("widths", {"of": ordered.key}, choose)
+        names = set(narrowed.result["units"])
+        return tuple(group for group in units.groups if group.name in names), narrowed
 
     def _time(self, converted: Stage) -> tuple[Timed, Stage]:
         """Time layer points in the whole network, and find where tiny has to start."""
@@ -237,8 +271,7 @@ class Compression:
 
     def statistics(self) -> list[Inputs]:
         """Return the training samples that factors are fitted to, in batches."""
-        part = self.parts.train.at(slice(0, STATISTICS))
-        return [batch[0] if isinstance(batch, tuple) else batch for batch in part.batches(32)]
+        return self.parts.train.statistics(STATISTICS, POSITIONS, 32)
 
     def _export_config(self, goal: Goal) -> ExportConfig:
         return ExportConfig(

@@ -31,6 +31,12 @@ class Chosen(Known):
     kernels: dict[str, Factorization]
 
 
+class Narrowed(Known):
+    """The units that layers are narrowed by."""
+
+    units: tuple[str, ...]
+
+
 class Layers(Known):
     """The times of layer points, and the activations they are on."""
 
@@ -77,6 +83,7 @@ class Decided(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     choose: Chosen
+    widths: Narrowed
     time: Layers
     round: Rounded
     teacher: Taught

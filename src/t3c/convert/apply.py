@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from t3c.convert.config import ElasticConfig
-from t3c.convert.plan import ConversionPlan, LayerPlan, plan_conversion
+from t3c.convert.layer import LayerPlan
+from t3c.convert.plan import ConversionPlan, plan_conversion
 from t3c.convert.report import Report
 from t3c.convert.state import STATE, ElasticState
 from t3c.errors import ConvertError, DataError
+from t3c.factor.compose import prefix
 from t3c.factor.cp import cp_stages
 from t3c.factor.metric import Metric, data_metric
 from t3c.factor.svd import balanced, best_balance, svd_stages
 from t3c.factor.tucker import tucker1_stages, tucker2_stages
+from t3c.factor.width import correction_stages
 from t3c.nn.canonical import canonicalize_, restore_
 from t3c.nn.hooks import hooked
 from t3c.nn.inputs import (
@@ -26,7 +29,7 @@ from t3c.nn.inputs import (
     check_inputs,
     check_like,
     evaluating,
-    select,
+    first_samples,
     split_batch,
     tensors,
     unlabelled,
@@ -149,7 +152,7 @@ def _batches(
     size = 0
     for layer in plan.layers:
         sides = (_moment_side(layer.spec), min(layer.spec.out_channels, WIDEST))
-        more = 8 * sum(side**2 for side in sides) if layer.rank_elastic else 0
+        more = 8 * sum(side**2 for side in sides) if _needs_moments(layer) else 0
         if waiting and size + more > MOMENT_BYTES:
             yield waiting, _moments(original, waiting, data, config)
             waiting, size = [], 0
@@ -161,9 +164,9 @@ def _batches(
 def _moments(
     model: nn.Module, layers: list[LayerPlan], data: list[Inputs], config: ElasticConfig
 ) -> dict[str, Moments]:
-    specs = {name: p.spec for p in layers if p.rank_elastic for name in p.modules}
+    specs = {name: p.spec for p in layers if _needs_moments(p) for name in p.modules}
     inputs = observe_moments(model, specs, data)
-    few = list(_first(data, ADJOINT_SAMPLES))
+    few = list(first_samples(data, ADJOINT_SAMPLES))
     count = sum(len(tensors(batch)[0]) for batch in few)
     used = {name: spec for name, spec in specs.items() if _use_matters(spec, count)}
     outputs = {}
@@ -172,20 +175,16 @@ def _moments(
     return {name: Moments(moment, outputs.get(name)) for name, moment in inputs.items()}
 
 
+def _needs_moments(layer: LayerPlan) -> bool:
+    """Whether a layer's stages are fitted to data: outputs that are left out need none."""
+    return layer.rank_elastic and (not layer.spec.narrows or layer.spec.cuts_inputs)
+
+
 def _use_matters(spec: LayerSpec, samples: int) -> bool:
     """Whether factors can suit what outputs are used for: not in groups, which share them."""
     if spec.factorization is Factorization.CP or spec.groups > 1:
         return False
     return spec.out_channels <= min(WIDEST, WIDTHS * samples)
-
-
-def _first(batches: Iterable[Inputs], count: int) -> Iterator[Inputs]:
-    """Batches up to so many samples."""
-    for batch in batches:
-        if count <= 0:
-            return
-        yield select(batch, slice(count))
-        count -= len(tensors(batch)[0])
 
 
 def _moment_side(spec: LayerSpec) -> int:
@@ -226,6 +225,8 @@ def elastic_weight(
     spec, weight, left = plan.spec, weight.detach(), None
     if not plan.rank_elastic:
         return ElasticWeight(spec, weight, None, plan.cap), left
+    if spec.narrows:
+        return narrow_weight(plan, weight, *(moments or (None, None))), left
     metrics = [None if moment is None else data_metric(moment) for moment in moments or ()]
     stages = factor_stages(spec, weight, plan.cap, *metrics)
     matrix = spec.factorization is Factorization.SVD
@@ -241,6 +242,25 @@ def elastic_weight(
         stages = tuple(new.reshape(old.shape) for new, old in zip(pair, stages, strict=True))
     factors = Spectral(*stages) if config.spectral and matrix else Product(stages)
     return ElasticWeight(spec, weight, factors, plan.cap), left
+
+
+def narrow_weight(
+    plan: LayerPlan, weight: Tensor, inputs: Tensor | None, outputs: Tensor | None
+) -> ElasticWeight:
+    """Return a weight that is narrowed, with the corrections of all widths where inputs are known.
+
+    Without their moment nothing is known to make up for what is left out: corrections are zero.
+    """
+    spec, corrections = plan.spec, dict[int, tuple[Tensor, ...]]()
+    metric = None if outputs is None else data_metric(outputs)
+    for width in plan.ranks[:-1] if spec.correction else ():
+        shapes = spec.stage_shapes(width)[1:]
+        stages = tuple(weight.new_zeros(shape) for shape in shapes)
+        if inputs is not None:
+            stages = correction_stages(weight, inputs, width, spec.correction, metric)
+            stages = tuple(prefix(stages, shapes))
+        corrections[width] = stages
+    return ElasticWeight(spec, weight, None, plan.cap, corrections)
 
 
 def factor_stages(

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from t3c.errors import SpecError
+from t3c.nn.units import UnitGroup
 from t3c.quant.policy import RankTiedBits
 from t3c.spec import MAX_BITS, MIN_BITS, Factorization
 
@@ -35,6 +36,8 @@ class ElasticConfig:
     match a layer. `store_ratio` caps factored ranks: the factored copy of a layer takes at most
     this share of its dense weights, so that an artifact with both stays under 1.4 times its
     largest profile; `rank_caps` caps them by role, as a share of full rank (paper E.2).
+    `widths` are the units that layers are narrowed by instead of being factored, as `order_units_`
+    returns them.
     `convolution` is how kernels wider than a point are factored, `kernels` those of some layers by
     name. `rank_tied_bits` ties bits to the
     rank, None offers them freely.
@@ -57,6 +60,7 @@ class ElasticConfig:
     rank_caps: Mapping[str, float] = field(default_factory=dict)
     convolution: Factorization = Factorization.TUCKER2
     kernels: Mapping[str, Factorization] = field(default_factory=dict)
+    widths: tuple[UnitGroup, ...] = ()
     rank_tied_bits: RankTiedBits | None = None
     metric: Literal["inputs", "both"] = "both"
     balance: float | None = None

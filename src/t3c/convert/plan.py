@@ -10,61 +10,14 @@ from torch import nn
 
 from t3c.convert.config import ElasticConfig, Role
 from t3c.convert.eligible import check_patterns, check_weight, reason_to_skip
+from t3c.convert.layer import LayerPlan
+from t3c.convert.width import check_narrowed, narrow_plan, narrowings
 from t3c.errors import ConvertError
 from t3c.nn.canonical import canonical
 from t3c.nn.inputs import Inputs, check_inputs, evaluating, unlabelled
 from t3c.nn.layers import elastic_type, geometry
 from t3c.nn.observe import Observed, observe
-from t3c.quant.policy import RankTiedBits
-from t3c.spec import Factorization, Kind, LayerPoint, LayerSpec
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """One weight to convert: its geometry, the ranks (full rank last) and bits it may take.
-
-    `shares` are the ranks as shares of full rank, `modules` all layers that run the weight, `block`
-    the attention block whose budget it shares. `reason` says why a layer is elastic in bits alone.
-    """
-
-    spec: LayerSpec
-    ranks: tuple[int, ...]
-    bits: tuple[int, ...]
-    shares: tuple[float, ...]
-    modules: tuple[str, ...]
-    role: Role
-    block: str = ""
-    tied_bits: RankTiedBits | None = None
-    reason: str = ""
-
-    @property
-    def cap(self) -> int:
-        """The largest rank stored factored; full rank where none is."""
-        return self.ranks[-2] if len(self.ranks) > 1 else self.ranks[-1]
-
-    @property
-    def rank_elastic(self) -> bool:
-        return len(self.ranks) > 1
-
-    @property
-    def weights(self) -> int:
-        return prod(self.spec.dense_shape)
-
-    def point_at(self, share: float, bits: int) -> LayerPoint:
-        """The least rank that is no less than `share` of full rank, at `bits` if they are free."""
-        rank = next(k for k, mine in zip(self.ranks, self.shares, strict=True) if mine >= share)
-        if self.tied_bits is None or not self.rank_elastic:
-            return LayerPoint(rank, bits)
-        tied = self.tied_bits.allowed(rank, self.bits)
-        return LayerPoint(rank, self.bits[-1] if rank == self.ranks[-1] else tied)
-
-    def __str__(self) -> str:
-        also = f", shared by {', '.join(self.modules[1:])}" if len(self.modules) > 1 else ""
-        if not self.rank_elastic:
-            return f"{self.spec.name}: bits only ({self.reason}){also}"
-        block = f", in block {self.block}" if self.block else ""
-        ranks = ", ".join(map(str, self.ranks))
-        return f"{self.spec.name}: {self.spec.factorization}, ranks {ranks}{block}{also}"
+from t3c.spec import Factorization, Kind, LayerSpec
 
 
 @dataclass(frozen=True)
@@ -127,7 +80,8 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(path)
-    blocks = _blocks(observed)
+    blocks, narrowed = _blocks(observed), narrowings(config.widths)
+    check_narrowed(narrowed, named)
     layers, skipped = [], []
     for name, module in model.named_modules():
         if name not in named and any(True for _ in module.parameters(recurse=False)):
@@ -141,7 +95,10 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
         if reason:
             skipped += [(name, reason) for name in names]
             continue
-        layers.append(_plan_layer(names, named, observed, blocks, config))
+        plan = _plan_layer(names, named, observed, blocks, config)
+        layers.append(
+            narrow_plan(plan, narrowed[plan.spec.name]) if plan.spec.name in narrowed else plan
+        )
     if not layers:
         shown = [f"{name}: {reason}" for name, reason in skipped[:3]] or ["no parameters"]
         reasons = "; ".join(shown) + ("; ..." if len(skipped) > 3 else "")

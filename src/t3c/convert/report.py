@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from t3c.convert.plan import ConversionPlan, LayerPlan, Params
+from t3c.convert.layer import LayerPlan
+from t3c.convert.plan import ConversionPlan, Params
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Units of layers that share one budget: a layer, or an attention block's projections."""
+"""Units of layers that share one budget: a layer, an attention block's projections, or the layers
+that are narrowed together."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from t3c.convert.plan import LayerPlan
+from t3c.convert.layer import LayerPlan
 from t3c.spec import LayerPoint, Level
 
 
@@ -45,5 +46,6 @@ def units(layers: Iterable[LayerPlan]) -> list[Unit]:
     for layer in layers:
         # A block is no layer, whatever the layers are called.
         key = f"block {layer.block}" if layer.block else f"layer {layer.spec.name}"
+        key = f"width {layer.spec.unit}" if layer.spec.unit else key
         members.setdefault(key, []).append(layer)
     return [Unit(key, tuple(layers)) for key, layers in members.items()]

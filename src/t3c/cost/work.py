@@ -27,6 +27,9 @@ def stage_work(spec: LayerSpec, point: LayerPoint, form: Form) -> list[StageWork
     if spec.kind is Kind.EMBEDDING:
         rows = spec.in_positions * spec.in_channels
         return [StageWork(False, True, 0, 2 * rows * spec.runs, spec.runs)]
+    if form is Form.NARROW:
+        narrow = spec.narrowed(point.rank)
+        return stage_work(narrow, LayerPoint(narrow.full_rank, point.bits), Form.DENSE)
     found = []
     shapes = spec.executed_shapes(point, form)
     if form is Form.ALIGNED and len(shapes) > 1:

@@ -20,20 +20,22 @@ HELD_OUT = 3  # every third profile of the grid is kept out of the fit
 def mixtures(artifact: Artifact, count: int, seed: int) -> list[Profile]:
     """Profiles that take each layer's point from one of the artifact's, so all are stored.
 
-    From mostly the smallest profile to mostly the largest, evenly; none is drawn twice or is one
-    of the artifact's own, so that what is held out is new.
+    Layers that are narrowed together take those of one. From mostly the smallest profile to mostly
+    the largest, evenly; none is drawn twice or is one of the artifact's own, so that what is held
+    out is new.
     """
     rng = np.random.default_rng(seed)
     chain = list(artifact.manifest.chain)
-    top = len(chain) - 1
+    top, specs = len(chain) - 1, artifact.manifest.specs
+    units = tuple(dict.fromkeys(spec.unit or name for name, spec in specs.items()))
     seen = {tuple(profile.points.values()) for profile in chain}
     found: list[Profile] = []
     for index in range(count if top else 0):
         middle = top * (index + 0.5) / count
         for _ in range(20):
-            levels = np.rint(middle + rng.normal(size=len(artifact.manifest.layers)) * top / 4)
-            chosen = zip(artifact.manifest.specs, np.clip(levels, 0, top).astype(int), strict=True)
-            points = {name: chain[level].points[name] for name, level in chosen}
+            drawn = np.rint(middle + rng.normal(size=len(units)) * top / 4)
+            levels = dict(zip(units, np.clip(drawn, 0, top).astype(int), strict=True))
+            points = {n: chain[levels[s.unit or n]].points[n] for n, s in specs.items()}
             if tuple(points.values()) not in seen:
                 seen.add(tuple(points.values()))
                 found.append(Profile(f"mixture{index}", points))

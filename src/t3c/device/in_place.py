@@ -28,6 +28,7 @@ ROUNDS, MOST_ROUNDS = 24, 300  # of each network; as many as fit into its time
 SECONDS = 0.6
 WARM = 3  # runs before the first that counts
 SHORTEST = 1e-4  # ms: clocks tick in microseconds
+BELOW = (Form.FACTORED, Form.ALIGNED, Form.NARROW)  # forms of layers below full rank
 LEAST = 0.01  # of a layer's dense time: what a point takes at the least
 Times = dict[str, float]  # milliseconds of one run of each layer
 Found = dict[tuple[str, int, Form], list[float]]
@@ -60,22 +61,25 @@ def time_in_place(
     wanted = [(p, form) for p in chain[:-1] for form in (Form.FACTORED, Form.ALIGNED)]
     for index, (profile, form) in enumerate(wanted):
         watch("timing layers in place", index, len(wanted))
-        forms = {name: form if _below(specs[name], profile, form) else Form.DENSE for name in specs}
-        if form not in forms.values():
+        forms = {name: _form(specs[name], profile, form) for name in specs}
+        below = {name: mine for name, mine in forms.items() if mine is not Form.DENSE}
+        if form not in below.values() and Form.NARROW not in below.values():
             continue
         times = network.timed(profile, forms)
-        for name in specs:
-            if forms[name] is form:
-                key = name, profile.points[name].rank, form
-                found.setdefault(key, []).append(times[name])
+        for name, mine in below.items():
+            found.setdefault((name, profile.points[name].rank, mine), []).append(times[name])
     watch("timing layers in place", len(wanted), len(wanted))
     return tuple(_timings(specs, chain, dense, found))
 
 
-def _below(spec: LayerSpec, profile: Profile, form: Form) -> bool:
-    """Return whether a layer is below full rank in a profile and can run in a form."""
+def _form(spec: LayerSpec, profile: Profile, form: Form) -> Form:
+    """Return how a layer runs where those below full rank are to run in a form: the others dense,
+    those that are narrowed so beside the factored ones."""
     point = profile.points[spec.name]
-    return point.rank < spec.full_rank and form in spec.forms(point)
+    able = spec.forms(point) if point.rank < spec.full_rank else ()
+    if Form.NARROW in able:
+        return Form.NARROW
+    return form if form in able else Form.DENSE
 
 
 class _Network:
@@ -179,7 +183,7 @@ def _timings(
         for name in names:
             for rank in ranks[name]:
                 ms = {Form.DENSE: whole}
-                for form in (Form.FACTORED, Form.ALIGNED):
+                for form in BELOW:
                     if (name, rank, form) in found:
                         ms[form] = max(shared[rank, form], LEAST * whole)
                 timings.append(LayerTiming(layer=name, rank=rank, ms=ms))
@@ -194,7 +198,7 @@ def _rising(
     from scipy.optimize import isotonic_regression
 
     rising: dict[tuple[int, Form], float] = {}
-    for form in (Form.FACTORED, Form.ALIGNED):
+    for form in BELOW:
         times = {
             rank: [ms for name in names for ms in found.get((name, rank, form), ())]
             for rank in ranks

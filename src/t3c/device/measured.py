@@ -18,6 +18,8 @@ from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec
 
 ROUNDS = 40
 
+Graph = tuple[onnx.ModelProto, Array]  # and its input
+
 Watch = Callable[[str, int, int], object]
 
 
@@ -36,8 +38,9 @@ def time_layer(
     output is rounded to 8 bits again, or stays float, does matter to some engines.
     """
 
-    def graph(rank: int, form: Form) -> onnx.ModelProto:
-        return synthetic_layer(spec, exact(rank), form, to_float=to_float, activations=activations)
+    def graph(rank: int, form: Form) -> Graph:
+        made = synthetic_layer(spec, exact(rank), form, to_float=to_float, activations=activations)
+        return made, example_input(spec.narrowed(rank))
 
     graphs = {f"{spec.full_rank} dense": graph(spec.full_rank, Form.DENSE)}
     for rank in ranks:
@@ -45,11 +48,13 @@ def time_layer(
             graphs[f"{rank} factored"] = graph(rank, Form.FACTORED)
         if spec.alignable(rank):
             graphs[f"{rank} aligned"] = graph(rank, Form.ALIGNED)
-    p50 = _time_graphs(engine, graphs, example_input(spec), quiet)
+        if Form.NARROW in spec.forms(exact(rank)):
+            graphs[f"{rank} narrow"] = graph(rank, Form.NARROW)
+    p50 = _time_graphs(engine, graphs, quiet)
     timings = []
     for rank in ranks:
         ms = {Form.DENSE: p50[f"{spec.full_rank} dense"]}
-        for form in (Form.FACTORED, Form.ALIGNED):
+        for form in (Form.FACTORED, Form.ALIGNED, Form.NARROW):
             if f"{rank} {form}" in p50:
                 ms[form] = p50[f"{rank} {form}"]
         timings.append(LayerTiming(layer=spec.name, rank=rank, ms=ms))
@@ -70,11 +75,12 @@ def time_group(
     """
     points = [exact(rank) for rank in ranks]
     ways = (False,) if form is Form.ALIGNED else (True, False)
+    x = example_input(specs[0])
     graphs = {
-        str(grouped): synthetic_group(specs, points, form, grouped, activations=activations)
+        str(grouped): (synthetic_group(specs, points, form, grouped, activations=activations), x)
         for grouped in ways
     }
-    p50 = _time_graphs(engine, graphs, example_input(specs[0]), quiet)
+    p50 = _time_graphs(engine, graphs, quiet)
     names = tuple(spec.name for spec in specs)
     apart = p50[str(False)]
     together = p50.get(str(True), apart)
@@ -84,10 +90,12 @@ def time_group(
 
 
 def _time_graphs(
-    engine: Engine, graphs: Mapping[str, onnx.ModelProto], x: Array, quiet: Quiet | None
+    engine: Engine, graphs: Mapping[str, Graph], quiet: Quiet | None
 ) -> dict[str, float]:
-    sessions = {name: engine.compile(graph) for name, graph in graphs.items()}
-    return {name: t.p50 for name, t in time_sessions(sessions, [x], ROUNDS, quiet=quiet).items()}
+    calls: dict[str, Callable[[], object]] = {}
+    for name, (graph, x) in graphs.items():
+        calls |= runners({name: engine.compile(graph)}, [x])
+    return {name: t.p50 for name, t in interleave(calls, ROUNDS, quiet=quiet).items()}
 
 
 def time_layers(

@@ -218,12 +218,27 @@ def executed(
         run = execution(mine, spec, stored, deployed.forms[name], bits)
         ends = () if artifact.weight_only else run.inner
         inner = {use: tuple(grids[f"{use}/{end}"] for end in ends) for use in uses[name]}
-        stages = tuple(real(weight) for weight in run.weights)
-        layers[name] = Layer(spec, real(original.weights[name]), stages, inner)
+        stages, weight = tuple(real(weight) for weight in run.weights), real(original.weights[name])
+        if spec.narrows:
+            stages = (_as_wide(spec, stages[0], weight),)
+        layers[name] = Layer(spec, weight, stages, inner)
     dense = {name: real(value) for name, value in original.dense.items()}
     change = {name: _difference(real(mine[name]), value) for name, value in dense.items()}
     moved = {name: value for name, value in change.items() if bool(value.any())}
     return Executed(layers, dense, moved, grids)
+
+
+def _as_wide(spec: LayerSpec, weight: Tensor, original: Tensor) -> Tensor:
+    """A narrowed weight as wide as the original: zeros for inputs that are left out.
+
+    Nothing reads the outputs that are left out, so that they may as well be the original's.
+    """
+    wide = original.clone()
+    wide[: len(weight)] = 0.0
+    wide[: len(weight), : weight.shape[1]] = weight
+    if spec.cuts_inputs:
+        wide[:, weight.shape[1] :] = 0.0
+    return wide
 
 
 def unchanged(artifact: Artifact, original: Original, dtype: torch.dtype) -> Executed:

@@ -29,7 +29,7 @@ from t3c.artifact.manifest import (
     layer_entry,
 )
 from t3c.artifact.reader import Artifact
-from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer
+from t3c.artifact.store import Floats, StageCodes, Tensors, pack_layer, stage_names
 from t3c.artifact.trim import part_of
 from t3c.artifact.upgrade import SCHEMA_VERSION
 from t3c.artifact.writer import write_content
@@ -50,8 +50,8 @@ from t3c.nn.inputs import Inputs, batches_of
 from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.quant.ranges import Spread
-from t3c.quant.straight_through import row_scale, view_scale
-from t3c.spec import Form, LayerPoint, Level, Profile
+from t3c.quant.straight_through import VIEWS, row_scale, view_scale
+from t3c.spec import MAX_BITS, Form, LayerPoint, Level, Profile
 from t3c.version import __version__
 
 BATCH = 64
@@ -245,18 +245,30 @@ def _entry(layer: ElasticWeight, allocated: Allocated, traced: Traced) -> LayerE
 def _pack(entry: LayerEntry, weight: ElasticWeight, traced: Traced) -> Tensors:
     name, spec = weight.spec.name, weight.spec
     factor = torch.from_numpy(traced.folded.get(name, np.ones(spec.out_channels, np.float32)))
-    stored = weight.stored_stages() if entry.ranks else []
-    stages = [
-        _codes(
-            stage, weight.stage_gains[index], factor if index == len(stored) - 1 else None,
-            sorted({spec.stage_bits(q)[index] for q in entry.bits}),
-        )
-        for index, stage in enumerate(stored)
-    ]  # fmt: skip
-    dense = None
-    if entry.dense_bits:
-        dense = _codes(weight.dense, weight.dense_gains, factor, entry.dense_bits)
+    views = sorted({*entry.dense_bits, *(entry.bits if spec.narrows else ())})
+    dense = _codes(weight.dense, weight.dense_gains, factor, views) if views else None
+    stages: dict[str, StageCodes] = {}
+    if spec.narrows:
+        for rank in entry.ranks:
+            stages |= _correction_codes(weight, rank, factor)
+    elif entry.ranks:
+        stored, names = weight.stored_stages(), stage_names(spec, entry.ranks[-1])
+        for index, (part, stage) in enumerate(zip(names, stored, strict=True)):
+            bits = sorted({spec.stage_bits(q)[index] for q in entry.bits})
+            last = factor if index == len(stored) - 1 else None
+            stages[part] = _codes(stage, weight.stage_gains[index], last, bits)
     return pack_layer(entry, dense, stages)
+
+
+def _correction_codes(
+    weight: ElasticWeight, rank: int, factor: torch.Tensor
+) -> dict[str, StageCodes]:
+    """The correction of one width, in 8 bits."""
+    found, stages = {}, weight.corrections_at(rank)
+    for part, stage in zip(stage_names(weight.spec, rank)[1:], stages, strict=True):
+        last = factor[: len(stage)] if stage is stages[-1] else None
+        found[part] = _codes(stage, torch.zeros(len(VIEWS), len(stage)), last, [MAX_BITS])
+    return found
 
 
 def _codes(
@@ -283,7 +295,8 @@ def _quantized_tensors(graph: GraphProto, entries: tuple[LayerEntry, ...]) -> tu
     names += sorted(summed_inputs(graph, names))
     for node in [node for node in graph.node if node.domain == ELASTIC_DOMAIN]:
         entry = named[elastic_layer(node)]
-        inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if entry.ranks else 0
+        factored = bool(entry.ranks) and not entry.spec.narrows
+        inner = len(entry.spec.stage_shapes(entry.ranks[0])) - 1 if factored else 0
         names += [f"{node.name}/stage{index}" for index in range(inner)]
         names += [f"{node.name}/aligned"] if entry.spec.aligned else []
     return tuple(dict.fromkeys(names))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from t3c.spec import Factorization
+from t3c.spec import WIDTHS, Factorization
 
 Axes = tuple[tuple[int, int], ...]  # (stage, axis) pairs that carry the same ranks
 
@@ -18,6 +18,7 @@ RANK_AXES: dict[Factorization, tuple[Axes, ...]] = {
     Factorization.TUCKER1: (((0, 0), (1, 1)),),
     Factorization.TUCKER2: (((1, 0), (2, 1)), ((0, 0), (1, 1))),
     Factorization.CP: (((0, 0), (1, 0), (2, 1)),),
+    **dict.fromkeys(WIDTHS, ()),
 }
 
 

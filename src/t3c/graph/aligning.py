@@ -16,7 +16,7 @@ from t3c.artifact.manifest import LayerEntry, pivots_name
 from t3c.artifact.store import Tensors, read_layer
 from t3c.errors import CorruptError
 from t3c.factor.aligned import Floats, Indices, align, gauge
-from t3c.graph.builder import Stage, dequantized, execution_stages
+from t3c.graph.builder import Stage, dequantized, execution_stages, narrow_stages
 from t3c.spec import MAX_BITS, Form, LayerPoint, LayerSpec
 
 WORST_CONDITION = 1e4
@@ -61,6 +61,8 @@ def execution(
 
     `dense` are the artifact's tensors that are not elastic, the kept columns among them.
     """
+    if spec.narrows:
+        return Execution(narrow_stages(stored, weight_bits, exact=exact))
     if form is not Form.ALIGNED:
         return Execution(execution_stages(stored, form, weight_bits, exact=exact))
     kept = kept_columns(dense, spec, len(stored[0][0]))

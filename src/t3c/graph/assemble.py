@@ -29,8 +29,9 @@ from t3c.graph.builder import (
 )
 from t3c.graph.grouping import candidate_groups, plan_groups
 from t3c.graph.int4 import LARGEST, Activations
+from t3c.graph.narrow import Narrowed, narrowed
 from t3c.measure.processor import cache_bytes
-from t3c.spec import MAX_BITS, Form, Kind, LayerPoint, LayerSpec, Profile
+from t3c.spec import MAX_BITS, Factorization, Form, Kind, LayerPoint, LayerSpec, Profile
 
 __all__ = [
     "PASSING",
@@ -68,7 +69,7 @@ def assemble(
     any bits: only they are compressed. The layers of a group run as one product where their forms
     allow it, else one by one.
     """
-    graph, entries = artifact.graph().graph, artifact.entries
+    topology, entries = artifact.graph().graph, artifact.entries
     exact = ranges is None and activations != "float"
     weight_only = artifact.weight_only and not exact
     # Weights of 4 bits are faster to read and slower to unpack: cached ones run as bytes.
@@ -78,7 +79,12 @@ def assemble(
     )
     bits = MAX_BITS if builder.weight_only else weight_bits
     dense = artifact.dense(profile.name)
-    model_inputs = _add_constants(builder, artifact, graph, dense)
+    model_inputs = _add_constants(builder, artifact, topology, dense)
+    graph = topology
+    widths = narrowings(artifact.manifest.specs, profile)
+    if widths:
+        specs = artifact.manifest.specs
+        graph, builder.constants = narrowed(topology, builder.constants, widths, specs)
 
     @lru_cache(maxsize=8)  # a block of layers may be used again and again
     def executed(layer: str) -> Execution:
@@ -106,7 +112,7 @@ def assemble(
             continue
         elif node.domain == ELASTIC_DOMAIN:
             layer = elastic_layer(node)
-            spec = entries[layer].spec
+            spec = entries[layer].spec.narrowed(profile.points[layer].rank)
             bias = inputs[1] if len(inputs) > 1 else None
             kind, run = elastic_kind(node, spec), executed(layer)
             builder.layer(
@@ -123,6 +129,18 @@ def assemble(
             elif name in pooled:
                 rounded[name] = builder.quantized(name, pooled[name])
     return builder.model(model_inputs, graph.output)
+
+
+def narrowings(specs: Mapping[str, LayerSpec], profile: Profile) -> dict[str, Narrowed]:
+    """Return what the layers keep that a profile has below full width."""
+    found = {}
+    for name, spec in specs.items():
+        rank = profile.points[name].rank
+        if spec.narrows and rank < spec.full_rank:
+            kept = rank, spec.full_rank
+            inputs = spec.factorization is not Factorization.ROWS
+            found[name] = Narrowed(kept if spec.cuts_outputs else None, kept if inputs else None)
+    return found
 
 
 def _add_constants(
@@ -225,6 +243,12 @@ def synthetic_layer(
 
     Its output is rounded to 8 bits, as where another layer follows, or stays float.
     """
+    if form is Form.NARROW:
+        narrow = spec.narrowed(point.rank)
+        return synthetic_layer(
+            narrow, LayerPoint(narrow.full_rank, point.bits), Form.DENSE, seed,
+            to_float=to_float, activations=activations,
+        )  # fmt: skip
     inner = [f"{spec.name}/{end}" for end in ("stage0", "stage1", "stage2", "aligned")]
     builder = Builder(dict.fromkeys(["x", "y", *inner], (-1, 1)), activations)
     stages = _random_stages(spec, point, form, np.random.default_rng(seed))
@@ -258,6 +282,10 @@ def synthetic_group(
 
     Outputs stay float, as those of projections do: what follows them is no product by a weight.
     """
+    if form is Form.NARROW:
+        narrow = [spec.narrowed(point.rank) for spec, point in zip(specs, points, strict=True)]
+        whole = [LayerPoint(s.full_rank, p.bits) for s, p in zip(narrow, points, strict=True)]
+        return synthetic_group(narrow, whole, Form.DENSE, grouped, seed, activations)
     rng = np.random.default_rng(seed)
     inner = [f"{spec.name}/{end}" for spec in specs for end in ("stage0", "aligned")]
     builder = Builder(dict.fromkeys(["x", *inner], (-1, 1)), activations)

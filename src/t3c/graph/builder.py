@@ -271,10 +271,26 @@ def execution_stages(
         if exact:
             return [(dense, np.ones(len(dense), dtype=np.float32))]
         stored = [quantize_rows(dense)]
-    return [_narrowed(stage, weight_bits) for stage in stored]
+    return [_fitting(stage, weight_bits) for stage in stored]
 
 
-def _narrowed(stage: Stage, weight_bits: int) -> Stage:
+def narrow_stages(stored: Sequence[Stage], weight_bits: int, *, exact: bool = False) -> list[Stage]:
+    """The one stage of a narrowed layer: its leading weight, with the correction added to it.
+
+    With one it is rounded to int8 again; `exact` leaves it in float, for reference.
+    """
+    if len(stored) == 1:
+        return [_fitting(stored[0], weight_bits)]
+    corner, *correction = (dequantized(stage) for stage in stored)
+    dense = (corner + reduce(_compose, correction)).astype(np.float32)
+    if not np.abs(dense).max() < LARGEST:
+        raise CorruptError("the scales of a layer make weights too large for float32")
+    if exact:
+        return [(dense, np.ones(len(dense), dtype=np.float32))]
+    return [_fitting(quantize_rows(dense), weight_bits)]
+
+
+def _fitting(stage: Stage, weight_bits: int) -> Stage:
     """A stage whose integers fit `weight_bits`, with a coarser grid if it takes one."""
     weight, scale = stage
     if weight_bits == MAX_BITS or int(np.abs(weight.astype(np.int16)).max()) <= 64:

@@ -182,3 +182,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def first_samples(batches: Iterable[Inputs], count: int) -> Iterator[Inputs]:
+    """Yield batches up to so many samples."""
+    for batch in batches:
+        if count <= 0:
+            return
+        yield select(batch, slice(count))
+        count -= len(tensors(batch)[0])

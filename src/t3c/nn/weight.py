@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.utils import parametrizations
 
-from t3c.factor.compose import compose, prefix
+from t3c.factor.compose import compose, pad_rows, prefix
 from t3c.factor.ranks import RANK_AXES, scaled, strengths
 from t3c.nn.masks import soft_top_k
-from t3c.quant.straight_through import fake_quantize, fit_gains
+from t3c.quant.straight_through import fake_quantize, fit_gains, rounded_rows
 from t3c.spec import LayerPoint, LayerSpec
 
 
@@ -72,10 +72,18 @@ class ElasticWeight(nn.Module):
     `dense` is the weight at full rank, and `factors` give the stages of all ranks up to `cap`, the
     largest ever stored factored: an artifact keeps the two apart, so they are trained apart, and
     the full view is the original's whatever the factorization. Elastic in bits alone: no factors.
+    Nor has a weight that is narrowed: `dense` serves all widths, and `corrections` give, by width,
+    the product that makes up for inputs that are left out. Its view is as wide as the weight, with
+    zeros for these inputs; outputs that are left out are those that nothing reads.
     """
 
     def __init__(
-        self, spec: LayerSpec, dense: Tensor, factors: Product | Spectral | None, cap: int
+        self,
+        spec: LayerSpec,
+        dense: Tensor,
+        factors: Product | Spectral | None,
+        cap: int,
+        corrections: Mapping[int, Sequence[Tensor]] | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -87,6 +95,9 @@ class ElasticWeight(nn.Module):
         self.dense_gains = nn.Parameter(fit_gains(self.dense))
         stages = self.stored_stages()
         self.stage_gains = nn.ParameterList([nn.Parameter(fit_gains(s)) for s in stages])
+        self.corrections = nn.ModuleDict(
+            {str(width): Product(stages) for width, stages in (corrections or {}).items()}
+        )
 
     def stored_stages(self) -> list[Tensor]:
         """The stages up to `cap`, which an artifact keeps; none if elastic in bits alone."""
@@ -95,6 +106,9 @@ class ElasticWeight(nn.Module):
 
     def quantized_stages(self, point: LayerPoint) -> list[Tensor]:
         """The quantized weights that `point` is stored as: one dense tensor, or factored stages."""
+        if self.spec.narrows:
+            out, into = self.spec.corner(point.rank)[:2]
+            return [self._quantized(point)[0][:out, :into], *self._correction(point.rank)]
         stored = self._quantized(point)
         if self.spec.stored_dense(point):
             return stored
@@ -104,14 +118,37 @@ class ElasticWeight(nn.Module):
         """The weight of a view, composed; None is full rank in float."""
         if point is None:
             return self.dense
+        if self.spec.narrows:
+            return self._narrowed(point)
         if self.relaxation is None or self.spec.stored_dense(point):
             return compose(self.quantized_stages(point))
         return compose(self._masked(self._quantized(point), point, self.relaxation))
 
+    def _narrowed(self, point: LayerPoint) -> Tensor:
+        """The weight at a width, as wide as ever: what is left out is zero."""
+        weight, spec = self._quantized(point)[0], self.spec
+        if not spec.cuts_inputs or point.rank >= spec.full_rank:
+            return weight
+        kept = weight[:, : point.rank]
+        correction = self._correction(point.rank)
+        if correction:
+            kept = kept + pad_rows(compose(correction), len(kept))
+        return torch.cat([kept, torch.zeros_like(weight[:, point.rank :])], dim=1)
+
+    def corrections_at(self, width: int) -> list[Tensor]:
+        """The stages of the correction at a width; none at full width."""
+        if str(width) not in self.corrections:
+            return []
+        stages: list[Tensor] = self.corrections[str(width)]()
+        return stages
+
+    def _correction(self, width: int) -> list[Tensor]:
+        return [rounded_rows(stage) for stage in self.corrections_at(width)]
+
     def _quantized(self, point: LayerPoint) -> list[Tensor]:
         relaxed = self.relaxation
         noise = relaxed.generator if relaxed and relaxed.stochastic_rounding else None
-        if self.spec.stored_dense(point):
+        if self.spec.narrows or self.spec.stored_dense(point):
             bits: tuple[int, ...] = (point.bits,)
             stages, gains = list[Tensor]([self.dense]), [self.dense_gains]
         else:

@@ -158,7 +158,8 @@ def _layer_table(artifact: Artifact) -> str:
         for profile in manifest.profiles:
             point = profile.points[spec.name]
             share = stored_bytes(spec, point) / stored_bytes(spec, entry.menu[-1])
-            rank = "dense" if spec.stored_dense(point) else f"rank {point.rank}"
+            size = "width" if spec.narrows else "rank"
+            rank = "dense" if spec.stored_dense(point) else f"{size} {point.rank}"
             cells.append(
                 f'<td class="cell" style="--share:{share:.3f}">{rank}, {point.bits} b</td>'
             )

@@ -24,7 +24,8 @@ class Tile:
         executed = self.spec.executed_shapes(self.point, self.form)
         shapes = " and ".join("x".join(map(str, shape)) for shape in executed)
         rank, bits = self.point.rank, self.point.bits
-        return f"rank {rank} at {bits} bits, {self.form} {shapes}, tile {self.spec.tile}"
+        size = "width" if self.form is Form.NARROW else "rank"
+        return f"{size} {rank} at {bits} bits, {self.form} {shapes}, tile {self.spec.tile}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ def rejected_tiles(
     for spec in specs:
         point, form = execution.profile.points[spec.name], execution.forms[spec.name]
         try:
-            engine.compile(synthetic_layer(spec, point, form)).run([example_input(spec)])
+            engine.compile(synthetic_layer(spec, point, form)).run(
+                [example_input(spec.narrowed(point.rank))]
+            )
         except EngineError as error:
             rejected.append(Rejected(Tile(spec, point, form), str(error)))
     return tuple(rejected)

@@ -12,7 +12,7 @@ from t3c.spec.figures import (
     TextSpec,
 )
 from t3c.spec.goal import Goal
-from t3c.spec.layer import Factorization, Form, Kind, LayerSpec
+from t3c.spec.layer import WIDTHS, Factorization, Form, Kind, LayerSpec
 from t3c.spec.points import (
     MAX_BITS,
     MIN_BITS,
@@ -27,6 +27,7 @@ __all__ = [
     "MAX_BITS",
     "MIN_BITS",
     "QUANTILES",
+    "WIDTHS",
     "Bound",
     "Budget",
     "Certificate",

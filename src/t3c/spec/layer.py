@@ -20,6 +20,7 @@ class Form(StrEnum):
     FACTORED = "factored"
     DENSE = "dense"
     ALIGNED = "aligned"  # k of the input's channels as they are, and the others by way of them
+    NARROW = "narrow"  # the leading outputs, or inputs, alone
 
 
 class Kind(StrEnum):
@@ -39,6 +40,13 @@ class Factorization(StrEnum):
     TUCKER1 = "tucker1"  # over the input channels of a kernel
     TUCKER2 = "tucker2"  # over its input and its output channels
     CP = "cp"
+    # Width: the rank counts leading channels, of one weight that is stored once.
+    ROWS = "rows"  # its outputs
+    COLUMNS = "columns"  # its inputs
+    CORNER = "corner"  # both, as many of each
+
+
+WIDTHS = frozenset({Factorization.ROWS, Factorization.COLUMNS, Factorization.CORNER})
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,9 @@ class LayerSpec:
     convolution's input, (tokens, 1) of a linear layer or an embedding. `runs` is how often the
     weight is used in one pass. `bit_offsets` adds to a point's bits, stage by stage. `aligned` are
     the ranks at which an artifact says how to align the factors, `unaligned` those at which it
-    does not, and why.
+    does not, and why. A layer that is narrowed in width belongs to a `unit`, whose layers keep the
+    same share of their channels; below full width its inputs that are left out are made up for by
+    a product of rank `correction`, one for each width.
     """
 
     name: str
@@ -69,6 +79,8 @@ class LayerSpec:
     bit_offsets: tuple[int, ...] = ()
     aligned: tuple[int, ...] = ()
     unaligned: tuple[tuple[int, str], ...] = ()
+    unit: str = ""
+    correction: int = 0
 
     def __post_init__(self) -> None:
         axes = [self.kernel, self.stride, self.dilation, self.in_size, self.out_size]
@@ -84,11 +96,56 @@ class LayerSpec:
             raise SpecError(f"{self.name}: sizes must be at most {LARGEST}")
         if self.in_channels % self.groups or self.out_channels % self.groups:
             raise SpecError(f"{self.name}: channels do not divide into {self.groups} groups")
-        single = (Factorization.NONE, Factorization.SVD)
-        if self.groups > 1 and self.factorization not in single:
-            raise SpecError(f"{self.name}: {self.factorization} has no channels in groups")
+        self._check_groups()
         if not all(self.alignable(rank) for rank in self.aligned):
             raise SpecError(f"{self.name}: no aligned form at the ranks {self.aligned}")
+
+    def _check_groups(self) -> None:
+        """Raise for a factorization that does not fit how channels are grouped."""
+        depthwise = self.groups == self.in_channels == self.out_channels
+        single = self.factorization in (Factorization.NONE, Factorization.SVD)
+        corner = self.factorization is Factorization.CORNER
+        if self.groups > 1 and not single and not (corner and depthwise):
+            raise SpecError(f"{self.name}: {self.factorization} has no channels in groups")
+        if corner and self.in_channels != self.out_channels:
+            raise SpecError(f"{self.name}: a corner has as many inputs as outputs")
+        if self.narrows != bool(self.unit) or not 0 <= self.correction <= self.out_channels:
+            raise SpecError(f"{self.name}: a narrowed layer has a unit and a correction's rank")
+        if self.correction and not self.cuts_inputs:
+            raise SpecError(f"{self.name}: a correction is for inputs that are left out")
+
+    @property
+    def narrows(self) -> bool:
+        """Whether ranks are widths: how many leading channels are kept."""
+        return self.factorization in WIDTHS
+
+    @property
+    def cuts_outputs(self) -> bool:
+        """Whether ranks count outputs."""
+        return self.factorization in (Factorization.ROWS, Factorization.CORNER)
+
+    @property
+    def cuts_inputs(self) -> bool:
+        """Whether ranks count columns of the weight; a depthwise one has none to leave out."""
+        return self.narrows and self.factorization is not Factorization.ROWS and self.groups == 1
+
+    def narrowed(self, rank: int) -> LayerSpec:
+        """Return the layer as it runs at a width: an ordinary one with fewer channels."""
+        if not self.narrows or rank >= self.full_rank:
+            return self
+        out, into = self.corner(rank)[:2]
+        groups = self.groups if self.groups == 1 else rank
+        return replace(
+            self, factorization=Factorization.NONE, out_channels=out, in_channels=into * groups,
+            groups=groups, unit="", correction=0,
+        )  # fmt: skip
+
+    def corner(self, rank: int) -> Shape:
+        """Return the shape of the leading part of the weight that a width keeps."""
+        out, into, *kernel = self.dense_shape
+        return (
+            rank if self.cuts_outputs else out, rank if self.cuts_inputs else into, *kernel
+        )  # fmt: skip
 
     @property
     def convolution(self) -> bool:
@@ -99,8 +156,10 @@ class LayerSpec:
         """The rank from which on a layer is stored dense."""
         if self.factorization in (Factorization.TUCKER2, Factorization.CP):
             return max(self.out_channels, self.in_channels)
-        if self.factorization is Factorization.TUCKER1:
+        if self.factorization in (Factorization.TUCKER1, Factorization.COLUMNS):
             return self.in_channels
+        if self.narrows:
+            return self.out_channels
         return min(self.out_channels, math.prod(self.dense_shape[1:]))
 
     @property
@@ -137,13 +196,21 @@ class LayerSpec:
         SVD: reduce (k, in, *kernel), expand (out, k). Tucker-1: reduce (k, in), core
         (out, k, *kernel). Tucker-2: reduce (r_in, in), core (r_out, r_in, *kernel), expand
         (out, r_out). CP: reduce (k, in), depthwise (k, 1, *kernel),
-        expand (out, k). Elastic in bits alone: the dense weight.
+        expand (out, k). Elastic in bits alone: the dense weight. Width: the leading corner of the
+        dense weight, then the correction that is added to it, reduce (r, in, *kernel) and expand
+        (out, r).
         """
         if not 1 <= rank <= self.full_rank:
             raise SpecError(f"{self.name}: rank {rank} is outside 1..{self.full_rank}")
         if self.factorization is Factorization.NONE:
             return (self.dense_shape,)
         point = (1,) * len(self.kernel)
+        if self.narrows:
+            corner = self.corner(rank)
+            if not self.correction or rank >= self.full_rank:
+                return (corner,)
+            expand = self._shape(corner[0], self.correction, point)
+            return corner, (self.correction, *corner[1:]), expand
         r_out, r_in = self.channel_ranks(rank)
         expand = self._shape(self.out_channels, r_out, point)
         if self.factorization is Factorization.SVD:
@@ -172,6 +239,8 @@ class LayerSpec:
         A weight whose channels come in groups is stored factored and executed dense: its factors
         would be run on every channel.
         """
+        if self.narrows and point.rank < self.full_rank:
+            return (Form.NARROW,)
         if self.stored_dense(point) or self.groups > 1:
             return (Form.DENSE,)
         aligned = (Form.ALIGNED,) if point.rank in self.aligned else ()
@@ -190,6 +259,8 @@ class LayerSpec:
         if form is Form.ALIGNED and self.alignable(point.rank):
             rest = self._shape(point.rank, self.in_channels - point.rank, ())
             return rest, self.stage_shapes(point.rank)[-1]
+        if form is Form.NARROW and form in self.forms(point):
+            return (self.corner(point.rank),)
         if form is Form.DENSE or form not in self.forms(point):
             return (self.dense_shape,)
         return self.stage_shapes(point.rank)
@@ -199,7 +270,9 @@ class LayerSpec:
         return (self.dense_shape,) if self.stored_dense(point) else self.stage_shapes(point.rank)
 
     def stored_bits(self, point: LayerPoint) -> tuple[int, ...]:
-        """The bits of each stored weight."""
+        """The bits of each stored weight; a correction always has all."""
+        if self.narrows:
+            return (point.bits, *[MAX_BITS] * (len(self.stage_shapes(point.rank)) - 1))
         return (point.bits,) if self.stored_dense(point) else self.stage_bits(point.bits)
 
     def stored_dense(self, point: LayerPoint) -> bool:

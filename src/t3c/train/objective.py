@@ -81,7 +81,7 @@ def tail(weights: Mapping[str, ElasticWeight], points: Mapping[str, LayerPoint])
     }
     total = torch.zeros(())
     for name, weight in weights.items():
-        if weight.spec.stored_dense(points[name]):
+        if weight.spec.narrows or weight.spec.stored_dense(points[name]):
             continue
         kept = prefix(weight.stored_stages(), weight.spec.stage_shapes(points[name].rank))
         dense = weight.dense.detach()  # the full view is not to be made easy to factor

@@ -1,0 +1,180 @@
+"""Width: units of channels put in order on data, and the plans of layers that are narrowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from t3c.convert.layer import LayerPlan
+from t3c.errors import ConvertError
+from t3c.factor.metric import data_metric
+from t3c.factor.width import unit_order
+from t3c.nn.canonical import canonical
+from t3c.nn.inputs import Inputs, evaluating, first_samples, split_batch
+from t3c.nn.layers import elastic_type, geometry
+from t3c.nn.observe import observe_adjoints, observe_moments
+from t3c.nn.units import Member, UnitGroup, find_units, permute_
+from t3c.spec import Factorization, LayerSpec
+
+SHARES = (4, 5, 6, 7, 8, 9, 10, 11, 12, 14)  # sixteenths of the units that may be kept
+# Kept channels come in multiples of the first of these that leaves eight widths: vector registers
+# hold 64 bytes, and engines pack weights in tiles of as many.
+TILES = (64, 32, 16, 8)
+CORRECTION = 6  # outputs for each rank of a correction: with 64 of 384, nearly exact on MiniLM
+CORRECTION_TILE = 8
+ADJOINT_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """How one layer is narrowed: its unit, and the channels it keeps at each width, by share."""
+
+    unit: str
+    factorization: Factorization
+    channels: Mapping[float, int]
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units of channels that a model has, and the order of each group's: what comes first
+    costs most to leave out. `refused` are layers that look as if they had units but do not."""
+
+    groups: tuple[UnitGroup, ...]
+    orders: Mapping[str, Tensor]
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def order_units_(model: nn.Module, example: Inputs, batches: Sequence[Any]) -> Units:
+    """Put units of channels in order in place, before the model is made elastic; it computes what
+    it did.
+
+    >>> units = t3c.order_units_(model, example, batches)  # doctest: +SKIP
+    >>> config = t3c.ElasticConfig(widths=units.groups)  # doctest: +SKIP
+    >>> t3c.elasticize_(model, example, config, calibration=batches)  # doctest: +SKIP
+    """
+    units = find_orders(model, example, batches)
+    reorder_(model, units)
+    return units
+
+
+def find_orders(model: nn.Module, example: Inputs, batches: Sequence[Any]) -> Units:
+    """Return the units of a model and the order they are to stand in; nothing is changed."""
+    inputs = [split_batch(batch)[0] for batch in batches]
+    with evaluating(model), canonical(model):
+        groups, refused = find_units(model, example)
+        readers = {group.name: _bare(model, group.name) for group in groups}
+        if not readers:
+            return Units((), {}, refused)
+        moments = observe_moments(model, readers, inputs)
+        adjoints = observe_adjoints(model, readers, first_samples(inputs, ADJOINT_SAMPLES))
+        with torch.no_grad():
+            orders = {g.name: _order(model, g, moments[g.name], adjoints) for g in groups}
+    return Units(groups, orders, refused)
+
+
+def reorder_(model: nn.Module, units: Units) -> None:
+    """Put units in their order, in place."""
+    with torch.no_grad(), canonical(model):
+        for group in units.groups:
+            permute_(model, group, units.orders[group.name])
+
+
+def _order(
+    model: nn.Module, group: UnitGroup, moment: Tensor, adjoints: Mapping[str, Tensor]
+) -> Tensor:
+    weight = model.get_submodule(group.name).weight
+    assert isinstance(weight, Tensor)
+    used = adjoints.get(group.name)
+    outputs = None if used is None else data_metric(used)
+    return unit_order(weight, moment, _member(group, group.name).columns, outputs)
+
+
+def _bare(model: nn.Module, name: str) -> LayerSpec:
+    """Return what a layer's inputs are told by: its kind and its channels."""
+    module = model.get_submodule(name)
+    kind = elastic_type(module)
+    assert kind is not None
+    fields: dict[str, Any] = geometry(module)
+    fields |= {side: (1,) * len(fields.get("kernel", (1, 1))) for side in ("in_size", "out_size")}
+    return LayerSpec(name, kind.kind, Factorization.NONE, **fields)
+
+
+def _member(group: UnitGroup, layer: str) -> Member:
+    return next(member for member in group.members if member.layer == layer)
+
+
+def narrowings(groups: Sequence[UnitGroup]) -> dict[str, Narrowing]:
+    """Return how each layer is narrowed; groups that share a layer are narrowed together.
+
+    Where a layer reads units of one group and makes those of another it has to have as many of
+    each, or the group that comes later is left out.
+    """
+    found: dict[str, Narrowing] = {}
+    joined: dict[str, str] = {}  # the unit of each layer
+    for group in groups:
+        kept = _kept(group)
+        layers = [member.layer for member in group.members]
+        shared = [layer for layer in layers if layer in joined]
+        if any(not _agree(found[layer], group, kept) for layer in shared):
+            continue
+        unit = joined[shared[0]] if shared else group.name
+        for layer in {other for other in joined if joined[other] in {joined[s] for s in shared}}:
+            found[layer], joined[layer] = replace(found[layer], unit=unit), unit
+        for member in group.members:
+            found[member.layer] = _narrowing(unit, member, kept, found.get(member.layer))
+            joined[member.layer] = unit
+    return found
+
+
+def _kept(group: UnitGroup) -> dict[float, int]:
+    """Return the units that are kept at each width, by their share of all."""
+    block = max(max(member.rows, member.columns) for member in group.members)
+    tile = next((t for t in TILES if group.units * block >= 8 * t), 1)
+    step = max(1, tile // block)
+    counts = {step * round(share * group.units / 16 / step) for share in SHARES}
+    kept = sorted(count for count in counts if 0 < count < group.units)
+    return {count / group.units: count for count in [*kept, group.units]}
+
+
+def _agree(known: Narrowing, group: UnitGroup, kept: Mapping[float, int]) -> bool:
+    """Return whether a layer that another group narrows already can be in this one too."""
+    both = known.factorization is not Factorization.CORNER
+    return both and dict(kept) == dict(known.channels)
+
+
+def _narrowing(
+    unit: str, member: Member, kept: Mapping[float, int], known: Narrowing | None
+) -> Narrowing:
+    rows, columns = bool(member.rows), bool(member.columns)
+    if known is not None or (rows and columns):
+        how = Factorization.CORNER
+    else:
+        how = Factorization.ROWS if rows else Factorization.COLUMNS
+    block = member.rows or member.columns
+    return Narrowing(unit, how, {share: count * block for share, count in kept.items()})
+
+
+def check_narrowed(narrowed: Mapping[str, Narrowing], named: Mapping[str, nn.Module]) -> None:
+    """Raise for units of layers that the model does not have."""
+    for name in narrowed:
+        if name not in named:
+            raise ConvertError(f"no layer {name!r} to narrow: find the units of this model anew")
+
+
+def narrow_plan(plan: LayerPlan, narrowing: Narrowing) -> LayerPlan:
+    """Return the plan of a layer that is narrowed in width instead of being factored."""
+    how = narrowing.factorization
+    cuts = how is not Factorization.ROWS and plan.spec.groups == 1
+    rank = plan.spec.out_channels // CORRECTION // CORRECTION_TILE * CORRECTION_TILE
+    spec = replace(
+        plan.spec, factorization=how, unit=narrowing.unit, correction=rank if cuts else 0,
+        bit_offsets=(),
+    )  # fmt: skip
+    return replace(
+        plan, spec=spec, ranks=tuple(narrowing.channels.values()),
+        shares=tuple(narrowing.channels), tied_bits=None, reason="",
+    )  # fmt: skip
