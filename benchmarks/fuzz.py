@@ -312,7 +312,7 @@ def guided(raws: list[bytes], options: list[str]) -> int:
     for name in [name for name in sys.modules if name.startswith(("t3c.artifact.", "t3c.spec"))]:
         del sys.modules[name]
     with atheris.instrument_imports(include=["t3c.artifact", "t3c.spec"]):
-        from t3c.artifact.manifest import parse_manifest
+        from t3c.artifact.manifest_file import parse_manifest
     corpus = KEPT / "corpus"
     write_folder({f"seed{index}.json": raw for index, raw in enumerate(raws)}, corpus)
 

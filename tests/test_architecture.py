@@ -96,8 +96,8 @@ def test_public_names() -> None:
         "BlockConfig", "Budget", "Certificate", "CertifyConfig", "ElasticConfig", "ExportConfig",
         "Goal", "ImageSpec", "Keep", "LayerPoint", "MonitorConfig", "Objective", "Pressure",
         "Profile", "Request", "Runtime", "T3CError", "TextSpec", "TrainConfig", "__version__",
-        "certify_artifact", "compress", "elasticize_", "export", "fit", "load", "order_units_", "plan_conversion",
-        "reconstruct", "settle_", "smooth_", "trim", "write_original",
+        "certify_artifact", "compress", "elasticize_", "export", "fit", "load", "order_units_",
+        "plan_conversion", "reconstruct", "settle_", "smooth_", "trim", "write_original",
     ]  # fmt: skip
     assert all(getattr(t3c, name) is not None for name in t3c.__all__)
 

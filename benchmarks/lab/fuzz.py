@@ -11,7 +11,7 @@ from typing import Any
 
 import t3c
 from t3c.artifact.folder import MANIFEST
-from t3c.artifact.manifest import parse_manifest
+from t3c.artifact.manifest_file import parse_manifest
 from t3c.artifact.reader import Artifact
 from t3c.artifact.store import layer_bytes
 from t3c.artifact.trim import trim

@@ -106,14 +106,16 @@ def _others(
     found = []
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         if artifact.weight_only:
-            int8 = nncf.compress_weights(_read(raw, engine), mode=nncf.CompressWeightsMode.INT8_SYM)
+            int8 = nncf.compress_weights(
+                read_for_nncf(raw, engine), mode=nncf.CompressWeightsMode.INT8_SYM
+            )
             found.append(("nncf int8", bytes_on_disk(int8), "weights alone"))
         else:
             made = BASELINES["ptq8"](Task(raw, select(samples, slice(0, 64)), engine))
             found.append(("nncf int8", made.size_bytes, "ptq8"))
         int4 = nncf.compress_weights(
-            _read(raw, engine), mode=nncf.CompressWeightsMode.INT4_SYM, ratio=1.0, group_size=-1,
-            all_layers=True,
+            read_for_nncf(raw, engine), mode=nncf.CompressWeightsMode.INT4_SYM, ratio=1.0,
+            group_size=-1, all_layers=True,
         )  # fmt: skip
         found.append(
             ("nncf int4", bytes_on_disk(int4), "weights alone; convolutions as it has them")
@@ -121,7 +123,7 @@ def _others(
     return found
 
 
-def _read(raw: bytes, engine: OpenVINO) -> ov.Model:
+def read_for_nncf(raw: bytes, engine: OpenVINO) -> ov.Model:
     """A model whose products turn their weights themselves: NNCF leaves weights alone that a node
     of their own turns, and a table that is tied to them is to stay one constant."""
     model = engine.read(raw)

@@ -19,6 +19,7 @@ from t3c.exporter.allocate import Allocated
 from t3c.exporter.described import Described
 from t3c.exporter.norms import normed_by, own_norms
 from t3c.nn.inputs import Inputs, evaluating, select
+from t3c.nn.view import group_
 from t3c.spec import Profile, ProfileChain
 
 
@@ -48,6 +49,7 @@ def uniform_artifact(
             for name, (share, bits) in zip(names, points, strict=True)
         )
     )
+    group_(model, weight_only)
     with evaluating(model), staged(path) as folder:
         traced = content.topology(model, axes)
         norms = own_norms(model, normed_by(model, traced), chain, calibration)

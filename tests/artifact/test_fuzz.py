@@ -29,7 +29,8 @@ from lab.mutations import (
     write_folder,
 )
 from t3c.artifact.folder import MANIFEST
-from t3c.artifact.manifest import DENSE, FACTORS, GRAPH, parse_manifest
+from t3c.artifact.manifest import DENSE, FACTORS, GRAPH
+from t3c.artifact.manifest_file import parse_manifest
 from t3c.artifact.reader import LEDGER, Artifact
 from t3c.artifact.upgrade import upgraded
 from t3c.cost.proxy import Proxy

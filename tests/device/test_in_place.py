@@ -12,15 +12,17 @@ import torch
 from torch import nn
 
 from conftest import counted
+from t3c.artifact.devices import choose_forms, few_pay
 from t3c.artifact.reader import Artifact
 from t3c.convert import ElasticConfig, elasticize_, state_of
 from t3c.device import in_place
 from t3c.device.in_place import time_in_place
 from t3c.engines import open_engine
 from t3c.exporter import content, time_points
+from t3c.exporter.allocate import measured_shares
 from t3c.exporter.timing import _every_rank
 from t3c.nn.inputs import evaluating
-from t3c.spec import Factorization, Form
+from t3c.spec import Factorization, Form, LayerPoint
 
 
 class Weighed:
@@ -38,6 +40,7 @@ class Weighed:
 
 class Engine:
     name, threads, version = "torch", 1, "0"
+    pay = 1.0
 
     def __init__(self) -> None:
         self.slower, self.compiled = 1.0, 0
@@ -171,3 +174,46 @@ def test_weights_of_one_geometry_need_not_all_be_aligned() -> None:
     for t in found:
         forms[t.layer] |= t.ms.keys()
     assert [Form.ALIGNED in forms[p.spec.name] for p in plans] == [True, False]
+
+
+class Narrow(Weighed):
+    """A compiled graph that takes less for weights of 4 bits, which are nodes."""
+
+    def __init__(self, graph: onnx.ModelProto, engine: Engine) -> None:
+        super().__init__(graph, engine)
+        for node in graph.graph.node:
+            if node.op_type == "Constant":
+                raw = node.attribute[0].t.raw_data
+                self.ms[(node.output[0].removesuffix("/weight"),)] = len(raw) / engine.pay / 1e3
+
+
+@pytest.mark.parametrize(("pay", "wanted"), [(1.0, True), (0.25, False)])
+def test_bits_of_weights_alone_take_their_own_time(pay: float, wanted: bool) -> None:
+    """Half the bytes take half the time, and kernels that unpack them too slowly are not used."""
+
+    class Few(Engine):
+        def operations(self, graph: onnx.ModelProto) -> Weighed:
+            return Narrow(graph, self)
+
+    engine = Few()
+    engine.pay = pay
+    torch.manual_seed(0)
+    layers = nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 128)
+    model = nn.Sequential(*layers)
+    elasticize_(model, torch.randn(2, 128), ElasticConfig(bits=(4, 8), store_ratio=1.0))
+    with evaluating(model):
+        traced = content.topology(model)
+        drafts = [_every_rank(model, traced, weight_only=True, most_bits=q) for q in (8, 4)]
+        timed = time_in_place(drafts[0], engine, few=drafts[1])
+    assert timed is not None
+    assert few_pay(timed) is wanted
+    plans = state_of(model).plan.layers
+    shares = measured_shares(plans, timed)
+    for one in timed:
+        spec = next(p.spec for p in plans if p.spec.name == one.layer)
+        form = Form.DENSE if one.rank == spec.full_rank else Form.FACTORED
+        assert one.few_ms[form] == pytest.approx(one.ms[form] / 2 / pay, rel=0.01)
+        four, eight = (shares(one.layer, LayerPoint(one.rank, q))[0] for q in (4, 8))
+        assert (four < eight) is wanted
+        forms = [choose_forms(timed, {one.layer: spec}, {one.layer: LayerPoint(one.rank, 4)})]
+        assert forms == [{one.layer: form}]

@@ -6,7 +6,8 @@ Each names the content hash it belongs to, and lies outside of that hash.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -29,6 +30,7 @@ from t3c.spec import (
 Group = tuple[str, ...]
 T = TypeVar("T")
 MEASURED = "measured"
+FEW_BITS = 4  # the most that kernels of fewer bits than 8 run
 LEAST_GUARD = 0.02  # of a latency: what a machine moves by that nobody touches
 DISTURBED = 0.3  # from this spread on, times are of what else ran, not of the artifact
 TOGETHER = 0.97  # of the time apart, from which on a group of layers runs together
@@ -61,11 +63,19 @@ class Device(Record):
 
 
 class LayerTiming(Record):
-    """Measured time of one layer point's rank, in each form, in milliseconds."""
+    """Measured time of one layer point's rank, in each form, in milliseconds.
+
+    `few_ms` is that of views of at most 4 bits in kernels of their own, where there are some.
+    """
 
     layer: str
     rank: int
     ms: dict[Form, float]
+    few_ms: dict[Form, float] = Field(default_factory=dict)
+
+    def at(self, bits: int, few: bool | None) -> dict[Form, float]:
+        """Return the times of a view of so many bits, where kernels of `few` are used or not."""
+        return self.few_ms if few and self.few_ms and bits <= FEW_BITS else self.ms
 
 
 class GroupTiming(Record):
@@ -166,6 +176,11 @@ class DeviceTable(Record):
         return max(LEAST_GUARD, self.profiles[profile].spread, error)
 
     @property
+    def few(self) -> bool | None:
+        """Whether kernels of few bits pay on this device; None where they were not timed."""
+        return few_pay(self.layers)
+
+    @property
     def proxy(self) -> Proxy | None:
         """The hybrid proxy of this device."""
         return self.proxies.get("hybrid")
@@ -184,6 +199,22 @@ class DeviceTable(Record):
         return found
 
 
+def few_pay(timings: Sequence[LayerTiming]) -> bool | None:
+    """Return whether all layers at full rank take less time in kernels of few bits, than as bytes.
+
+    Such weights are faster to read and slower to unpack, so that the caches decide. None where
+    they were not timed.
+    """
+    full = {t.layer: t for t in sorted(timings, key=lambda t: t.rank) if t.few_ms}
+    if not full:
+        return None
+    fewer, more = (
+        math.fsum(min(ms.values()) for ms in known)
+        for known in ([t.few_ms for t in full.values()], [t.ms for t in full.values()])
+    )
+    return fewer < more
+
+
 @dataclass(frozen=True)
 class FormChoice:
     """The form a layer point runs in, and why."""
@@ -198,11 +229,13 @@ def explain_forms(
     points: Mapping[str, LayerPoint],
 ) -> dict[str, FormChoice]:
     """The form measured fastest, factored if none is faster; dense at full rank, as stored."""
-    table = {(t.layer, t.rank): t.ms for t in timings}
-    return {
-        name: _choice(specs[name], point, table.get((name, point.rank), {}))
-        for name, point in points.items()
-    }
+    table, few = {(t.layer, t.rank): t for t in timings}, few_pay(timings)
+
+    def ms(name: str, point: LayerPoint) -> Mapping[Form, float]:
+        timing = table.get((name, point.rank))
+        return {} if timing is None else timing.at(point.bits, few)
+
+    return {n: _choice(specs[n], point, ms(n, point)) for n, point in points.items()}
 
 
 def choose_forms(

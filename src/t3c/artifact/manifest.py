@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from onnx import NodeProto
 from pydantic import Field, model_validator
 
-from t3c.artifact.plain import Record, parse, read_plain
-from t3c.artifact.upgrade import upgraded
-from t3c.errors import CorruptError, SpecError
+from t3c.artifact.plain import Record
 from t3c.spec import (
-    MAX_BITS,
-    MIN_BITS,
     Form,
     ImageSpec,
     LayerPoint,
@@ -26,7 +17,6 @@ from t3c.spec import (
     Profile,
     ProfileChain,
     TextSpec,
-    check_menu,
 )
 
 ELASTIC_DOMAIN, OPSET = "t3c", 21  # of elastic nodes; of all others
@@ -40,7 +30,6 @@ NORMS = "norms/"  # and those of its own norms
 STATE = "past_"  # what the names of a graph's states begin with
 LARGEST_SAMPLE = 2**25  # numbers of one input: what is allocated before anything is run
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
-
 
 Shape = tuple[int | str | None, ...]  # None is the batch, a string the name of a free size
 
@@ -116,6 +105,7 @@ class LayerEntry(Record):
     bits: tuple[int, ...] = Field(description="factored views that have a scale, rising")
     dense_bits: tuple[int, ...] = Field(description="dense views that have a scale, rising")
     layout: LayoutEntry
+    group: int | None = Field(default=None, description="columns that have a grid of their own")
 
     def stores(self, point: LayerPoint) -> bool:
         """Whether the point can be read."""
@@ -130,6 +120,7 @@ def layer_entry(
     points: Iterable[LayerPoint],
     *,
     folded_norm: bool = False,
+    group: int | None = None,
 ) -> LayerEntry:
     """A layer with what these points need of it: no rank and no view is stored that none runs."""
     points = set(points)
@@ -148,6 +139,7 @@ def layer_entry(
             order=order, paddings=tuple(-rank % spec.tile for rank in ranks),
             folded_norm=folded_norm,
         ),
+        group=group,
     )  # fmt: skip
 
 
@@ -185,7 +177,7 @@ class NumericsEntry(Record):
     planes: Literal["sign-first"] = "sign-first"
     views: Literal["truncated-midpoint"] = "truncated-midpoint"
     weight_rounding: Literal["half-to-even"] = "half-to-even"
-    weight_scales: Literal["per-row"] = "per-row"
+    weight_scales: Literal["per-row", "groups"] = "per-row"  # "groups": of layers that have some
     activations: Literal["int8", "float32"] = "int8"
     activation_rounding: Literal["half-to-even"] = "half-to-even"
     activation_scales: Literal["per-tensor"] = "per-tensor"
@@ -270,91 +262,3 @@ def elastic_kind(node: NodeProto, spec: LayerSpec) -> str:
 def dump_manifest(manifest: Manifest) -> bytes:
     """The bytes of manifest.json; their hash is the artifact's content hash."""
     return manifest.model_dump_json(exclude_none=True).encode()
-
-
-def load_manifest(path: Path) -> tuple[Manifest, str]:
-    """The manifest and the content hash of the artifact it stands for."""
-    return parse_manifest(read_plain(path), path)
-
-
-def parse_manifest(raw: bytes, path: Path) -> tuple[Manifest, str]:
-    """The manifest that the bytes of a file are, and their hash; `path` is for its errors."""
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{path}: not JSON: {error}") from error
-    present = upgraded(data, path)
-    try:
-        whole = raw if present is data else json.dumps(present).encode()
-    except RecursionError as error:
-        raise CorruptError(f"{path}: not a manifest: {error}") from error
-    manifest = parse(Manifest, whole, path)
-    try:
-        _check(manifest)
-    except SpecError as error:
-        raise CorruptError(f"{path}: {error}") from error
-    return manifest, hashlib.sha256(raw).hexdigest()
-
-
-def _check(manifest: Manifest) -> None:
-    """What the types alone do not say."""
-    if set(manifest.files) - {TOKENIZER} != set(CONTENT):
-        raise SpecError(f"files must be {', '.join(CONTENT)}, and {TOKENIZER} if there is one")
-    specs = manifest.specs
-    if len(specs) != len(manifest.layers):
-        raise SpecError("layer names repeat")
-    for tensor in (*manifest.model.inputs, *manifest.model.outputs):
-        if tensor.dtype not in DTYPES:
-            raise SpecError(f"{tensor.name}: unknown dtype {tensor.dtype!r}")
-    given = [(tensor.name, tensor.example or tensor.shape) for tensor in manifest.model.inputs]
-    for name, shape in given + [(state.input, state.shape) for state in manifest.model.states]:
-        sizes = [size for size in shape if isinstance(size, int)]
-        if min(sizes, default=1) < 1 or math.prod(sizes) > LARGEST_SAMPLE:
-            raise SpecError(f"{name}: a sample has 1 to {LARGEST_SAMPLE} numbers, got {shape}")
-    unknown = {entry.layer for entry in manifest.model.normed} - set(specs)
-    if unknown:
-        raise SpecError(f"norms are for layers that there are not: {', '.join(sorted(unknown))}")
-    for names in zip(*((e.layer, e.bias) for e in manifest.model.normed), strict=True):
-        if len(set(names)) != len(names):
-            raise SpecError("layers with norms of their own, or their biases, repeat")
-    for layer in manifest.layers:
-        check_menu(layer.menu)
-        views = (layer.bits, layer.dense_bits)
-        rising = all(sorted(set(v)) == list(v) for v in (layer.ranks, *views))
-        if not rising or any(not 0 < rank < layer.spec.full_rank for rank in layer.ranks):
-            raise SpecError(f"{layer.spec.name}: ranks and bits must rise, ranks below full rank")
-        if any(not MIN_BITS <= q <= MAX_BITS for view in views for q in view):
-            raise SpecError(f"{layer.spec.name}: bits must be in {MIN_BITS}..{MAX_BITS}")
-    if manifest.controller is not None:
-        _check_controller(manifest.controller, [profile.name for profile in manifest.profiles])
-    for profile in manifest.chain:
-        if profile.points.keys() != specs.keys():
-            raise SpecError(f"profile {profile.name!r} does not name every layer")
-        for layer in manifest.layers:
-            point = profile.points[layer.spec.name]
-            if not layer.stores(point):
-                raise SpecError(f"profile {profile.name!r}: {layer.spec.name}: {point} not stored")
-        _check_units(profile, specs)
-
-
-def _check_units(profile: Profile, specs: Mapping[str, LayerSpec]) -> None:
-    """Raise unless the layers of a unit keep the same share of their channels."""
-    shares: dict[str, tuple[str, Fraction]] = {}
-    for name, spec in specs.items():
-        if spec.narrows:
-            share = Fraction(profile.points[name].rank, spec.full_rank)
-            first, known = shares.setdefault(spec.unit, (name, share))
-            if share != known:
-                raise SpecError(
-                    f"profile {profile.name!r}: {first} keeps {known} of its channels and {name} "
-                    f"{share}: they are narrowed together"
-                )
-
-
-def _check_controller(controller: ControllerEntry, profiles: list[str]) -> None:
-    if list(controller.profiles) != profiles:
-        raise SpecError("the controller does not have the artifact's profiles")
-    if controller.shares.keys() != controller.profiles.keys():
-        raise SpecError("the controller does not have the shares of its profiles")
-    if len({unit.name for unit in controller.units}) != len(controller.units):
-        raise SpecError("the controller's units repeat")

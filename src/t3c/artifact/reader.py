@@ -28,8 +28,8 @@ from t3c.artifact.manifest import (
     RANGES,
     TOKENIZER,
     LayerEntry,
-    load_manifest,
 )
+from t3c.artifact.manifest_file import load_manifest
 from t3c.artifact.norms import OwnNorms, read_norms
 from t3c.artifact.plain import check_plain, parse, read_plain
 from t3c.artifact.store import Floats, Tensors, read_layer, trim_layer
@@ -74,17 +74,18 @@ class Artifact:
         return {layer.spec.name: layer for layer in self.manifest.layers}
 
     def stages(self, layer: str, point: LayerPoint) -> list[tuple[npt.NDArray[np.int8], Floats]]:
-        """(int8 weight, row scale) of each stored stage of a layer at a point."""
+        """(int8 weight, scale) of each stored stage of a layer at a point."""
         return read_layer(self._factors, self.entries[layer], point)
 
     def weights(self, profile: Profile, layer: str) -> list[tuple[npt.NDArray[np.int8], Floats]]:
-        """(int8 weight, row scale) of each stage of a layer, with the profile's gains applied."""
+        """(int8 weight, scale) of each stage of a layer, with the profile's gains applied."""
         stages = self.stages(layer, profile.points[layer])
         gain = self.norms(profile.name).gains.get(layer)
         if gain is not None:  # what is added up for a narrowed layer is multiplied term by term
             for index in {-1, 0} if self.entries[layer].spec.narrows else {-1}:
                 codes, scale = stages[index]
-                stages[index] = codes, scale * gain[: len(scale)]
+                mine = gain[: len(scale)]
+                stages[index] = codes, scale * (mine if scale.ndim == 1 else mine[:, None])
         return stages
 
     def norms(self, profile: str) -> OwnNorms:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from t3c.artifact.manifest import LayerEntry
 from t3c.errors import CorruptError
+from t3c.quant.groups import Shares, group_scale
 from t3c.quant.nested import Codes, encode, integers, unit_scale
 from t3c.quant.pack import pack_planes, unpack_planes
 from t3c.spec import MAX_BITS, LayerPoint, LayerSpec
@@ -32,11 +33,13 @@ DENSE_PART = "dense"
 @dataclass(frozen=True)
 class StageCodes:
     """One stage to be stored: its weight (out, in, ...), the scale (out,) its codes are made with,
-    and the scale (out,) each view is read with."""
+    and the scale (out,) each view is read with. A weight in groups of columns has been divided by
+    their `shares` (out, groups) of the row's grid."""
 
     weight: Floats
     grid: Floats
     views: Mapping[int, Floats]
+    shares: Shares | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,15 @@ class Part:
     name: str
     shapes: Shapes
     bits: Sequence[int]
+
+    def group(self, entry: LayerEntry) -> int | None:
+        """Return the columns of a group: of a part whose columns are what the layer reads."""
+        return entry.group if self.name in (DENSE_PART, "stage0") else None
+
+    def group_bytes(self, entry: LayerEntry) -> int:
+        """Return the bytes of what share each group has of its row's grid."""
+        group, (rows, columns) = self.group(entry), self.shapes[-1][:2]
+        return 0 if group is None else rows * (columns // group)
 
 
 def pack_layer(
@@ -63,7 +75,8 @@ def pack_layer(
         out, into = part.shapes[-1][:2]
         codes = encode(stage.weight[:out, :into], stage.grid[:out])
         scales = {view: stage.views[view][:out].astype(np.float32) for view in part.bits}
-        tensors |= _stored(f"{entry.spec.name}/{part.name}", codes, part.shapes, scales)
+        shares = None if stage.shares is None else stage.shares[:out]
+        tensors |= _stored(f"{entry.spec.name}/{part.name}", codes, part.shapes, scales, shares)
     return tensors
 
 
@@ -78,11 +91,14 @@ def stage_names(spec: LayerSpec, rank: int) -> tuple[str, ...]:
 def read_layer(
     file: Any, entry: LayerEntry, point: LayerPoint
 ) -> list[tuple[npt.NDArray[np.int8], Floats]]:
-    """(int8 weight, row scale) of each stage that stores `point`, reading no more than it needs."""
+    """(int8 weight, scale) of each stage that stores `point`, reading no more than it needs.
+
+    Scales are (rows,), or (rows, groups) of a stage whose columns come in groups.
+    """
     try:
         return [
-            _read_stage(file, f"{entry.spec.name}/{part.name}", part.shapes, part.bits[0])
-            for part in _read_parts(entry, point)
+            _read_stage(file, f"{entry.spec.name}/{p.name}", p.shapes, p.bits[0], p.group(entry))
+            for p in _read_parts(entry, point)
         ]
     except SafetensorError as error:
         raise CorruptError(f"{entry.spec.name}: {error}") from error
@@ -98,7 +114,8 @@ def trim_layer(file: Any, entry: LayerEntry, wanted: LayerEntry) -> Tensors:
             below = [shape for shape in stored[part.name].shapes if prod(shape) <= prod(last)]
             codes = _read_codes(file, name, below, max(part.bits))
             scales = {view: _read_scale(file, name, last[0], view) for view in part.bits}
-            tensors |= _stored(name, codes, part.shapes, scales)
+            shares = _read_shares(file, name, last, part.group(entry))
+            tensors |= _stored(name, codes, part.shapes, scales, shares)
     except SafetensorError as error:
         raise CorruptError(f"{entry.spec.name}: {error}") from error
     return tensors
@@ -106,7 +123,10 @@ def trim_layer(file: Any, entry: LayerEntry, wanted: LayerEntry) -> Tensors:
 
 def layer_bytes(entry: LayerEntry, point: LayerPoint) -> int:
     """Bytes of the planes and scales that `read_layer` reads."""
-    return sum(_stage_bytes(part.shapes, part.bits[0]) for part in _read_parts(entry, point))
+    return sum(
+        _stage_bytes(part.shapes, part.bits[0]) + part.group_bytes(entry)
+        for part in _read_parts(entry, point)
+    )
 
 
 def _parts(entry: LayerEntry) -> list[Part]:
@@ -155,9 +175,13 @@ def _stage_views(entry: LayerEntry, index: int) -> list[int]:
     return sorted({entry.spec.stage_bits(q)[index] for q in entry.bits})
 
 
-def _stored(name: str, codes: Codes, shapes: Shapes, scales: Mapping[int, Floats]) -> Tensors:
+def _stored(
+    name: str, codes: Codes, shapes: Shapes, scales: Mapping[int, Floats], shares: Shares | None
+) -> Tensors:
     """Return the tensors of a stage: scales, and blocks of as many planes as the largest view."""
     tensors: Tensors = {f"{name}/scale{view}": scale for view, scale in scales.items()}
+    if shares is not None:
+        tensors[f"{name}/groups"] = shares
     for index, corner in enumerate(_corners(shapes)):
         block = np.concatenate([codes[area].ravel() for area in corner])
         tensors[f"{name}/block{index}"] = pack_planes(block)[: max(scales)]
@@ -165,11 +189,12 @@ def _stored(name: str, codes: Codes, shapes: Shapes, scales: Mapping[int, Floats
 
 
 def _read_stage(
-    file: Any, name: str, shapes: Shapes, bits: int
+    file: Any, name: str, shapes: Shapes, bits: int, group: int | None
 ) -> tuple[npt.NDArray[np.int8], Floats]:
     codes = _read_codes(file, name, shapes, bits)
-    scale = _read_scale(file, name, shapes[-1][0], bits)
-    return integers(codes, bits), unit_scale(scale, bits)
+    scale = unit_scale(_read_scale(file, name, shapes[-1][0], bits), bits)
+    shares = _read_shares(file, name, shapes[-1], group)
+    return integers(codes, bits), scale if shares is None else group_scale(scale, shares)
 
 
 def _read_codes(file: Any, name: str, shapes: Shapes, bits: int) -> Codes:
@@ -204,6 +229,22 @@ def _read_scale(file: Any, name: str, rows: int, bits: int) -> Floats:
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         raise CorruptError(f"{name}: a scale is not positive and finite")
     return scale
+
+
+def _read_shares(file: Any, name: str, shape: tuple[int, ...], group: int | None) -> Shares | None:
+    """Return what share of its row's grid each group has; None where there are no groups."""
+    if group is None:
+        return None
+    stored, wanted = file.get_slice(f"{name}/groups"), [shape[0], shape[1] // group]
+    there = stored.get_shape()
+    if len(there) != 2 or there[0] < wanted[0] or there[1] != wanted[1]:
+        raise CorruptError(f"{name}: groups of shape {there}, not {wanted}")
+    shares: Shares = stored[: shape[0]]
+    if shares.dtype != np.uint8:
+        raise CorruptError(f"{name}: shares of groups are uint8, not {shares.dtype}")
+    if not shares.all():
+        raise CorruptError(f"{name}: a group has no share of its row's grid")
+    return shares
 
 
 def _corners(shapes: Shapes) -> Iterator[tuple[tuple[slice, slice], ...]]:

@@ -99,7 +99,9 @@ def _layer(entry: LayerEntry, chain: ProfileChain) -> LayerEntry:
         aligned=tuple(rank for rank in entry.spec.aligned if rank in ranks),
         unaligned=tuple(pair for pair in entry.spec.unaligned if pair[0] in ranks),
     )
-    return layer_entry(spec, entry.menu, points, folded_norm=entry.layout.folded_norm)
+    return layer_entry(
+        spec, entry.menu, points, folded_norm=entry.layout.folded_norm, group=entry.group
+    )
 
 
 def _ranges(artifact: Artifact, names: Sequence[str]) -> tuple[Tensors, tuple[str, ...]]:

@@ -50,6 +50,7 @@ from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.measure.quiet import Conditions
 from t3c.nn.inputs import Inputs
 from t3c.nn.units import UnitGroup
+from t3c.nn.view import group_
 from t3c.progress import Show
 from t3c.spec import Factorization, Goal, TextSpec
 
@@ -114,6 +115,8 @@ class Compression:
         converted = self._convert()
         timed, timing = self._time(converted)
         self._int8(converted, timed)
+        # Rounding and training see the grids that the artifact will have.
+        group_(self.source.model, timed.activations == "float")
         return train_once(self, timed, round_weights(self, timing)), timed
 
     def _convert(self) -> Stage:

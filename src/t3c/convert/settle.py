@@ -14,7 +14,7 @@ from t3c.nn.inputs import split_batch
 from t3c.nn.observe import observe_moments
 from t3c.nn.view import elastic_weights
 from t3c.quant.settle import settled
-from t3c.quant.straight_through import row_scale, view_scale
+from t3c.quant.straight_through import group_levels, row_scale, view_scale
 from t3c.spec import MAX_BITS, MIN_BITS, Kind
 
 
@@ -52,7 +52,8 @@ def settle_(
         on_layer(index, len(done), name)
         weight = weights[name]
         with torch.no_grad():
-            dense, gains = weight.dense, weight.dense_gains
-            scales = {q: view_scale(dense, gains, q) for q in views}
-            dense.copy_(settled(dense, row_scale(dense), scales, moments[name]))
+            dense, gains, group = weight.dense, weight.dense_gains, weight.group
+            even = dense if group is None else dense / group_levels(dense, group)
+            scales = {q: view_scale(even, gains, q) for q in views}
+            dense.copy_(settled(dense, row_scale(even), scales, moments[name], group=group))
     return done

@@ -21,16 +21,23 @@ from t3c.spec import Form, Profile
 
 @dataclass(frozen=True)
 class Execution:
-    """A profile with the forms, ranges and groups a device executes it with."""
+    """A profile with the forms, ranges and groups a device executes it with.
+
+    `few` says whether kernels of at most 4 bits run; None where the device did not time them.
+    """
 
     profile: Profile
     forms: Mapping[str, Form]
     ranges: Ranges
     grouped: Sequence[Group] = ()
+    few: bool | None = None
 
     def graph(self, artifact: Artifact, weight_bits: int) -> onnx.ModelProto:
         """Return the graph an engine compiles."""
-        return assemble(artifact, self.profile, self.forms, self.ranges, weight_bits, self.grouped)
+        return assemble(
+            artifact, self.profile, self.forms, self.ranges, weight_bits, self.grouped,
+            few=self.few,
+        )  # fmt: skip
 
 
 def execution_of(artifact: Artifact, table: DeviceTable, profile: Profile) -> Execution:
@@ -43,7 +50,7 @@ def execution_of(artifact: Artifact, table: DeviceTable, profile: Profile) -> Ex
             "do not have: calibrate again"
         )
     grouped = table.grouped(profile.points, forms)
-    return Execution(profile, forms, artifact.ranges(profile.name), grouped)
+    return Execution(profile, forms, artifact.ranges(profile.name), grouped, table.few)
 
 
 def possible(artifact: Artifact, profile: Profile, forms: Mapping[str, Form]) -> bool:

@@ -38,6 +38,7 @@ def time_in_place(
     artifact: Artifact,
     engine: Engine,
     *,
+    few: Artifact | None = None,
     quiet: Quiet | None = None,
     watch: Watch = lambda what, done, total: None,
 ) -> tuple[LayerTiming, ...] | None:
@@ -46,7 +47,8 @@ def time_in_place(
     `artifact` stores every rank, in as many profiles as the layer with most ranks has of them.
     Each profile runs once in each form, in turns with the network at full rank, which levels a
     machine that becomes slower. Layers of one geometry take the median of theirs, and a higher
-    rank no less than a lower one.
+    rank no less than a lower one. `few` are the same profiles in views of at most 4 bits, where
+    kernels of their own can run those.
     """
     if not isinstance(engine, Counting):
         return None
@@ -57,19 +59,15 @@ def time_in_place(
     if not all(dense[name] > 0 for name, spec in specs.items() if spec.kind is not Kind.EMBEDDING):
         return None
     dense = {name: max(ms, SHORTEST) for name, ms in dense.items()}
-    found: Found = {}
-    wanted = [(p, form) for p in chain[:-1] for form in (Form.FACTORED, Form.ALIGNED)]
-    for index, (profile, form) in enumerate(wanted):
-        watch("timing layers in place", index, len(wanted))
-        forms = {name: _form(specs[name], profile, form) for name in specs}
-        below = {name: mine for name, mine in forms.items() if mine is not Form.DENSE}
-        if form not in below.values() and Form.NARROW not in below.values():
-            continue
-        times = network.timed(profile, forms)
-        for name, mine in below.items():
-            found.setdefault((name, profile.points[name].rank, mine), []).append(times[name])
-    watch("timing layers in place", len(wanted), len(wanted))
-    return tuple(_timings(specs, chain, dense, found))
+    found = network.ranks(artifact, watch)
+    timings = _timings(specs, chain, dense, found)
+    if few is not None:
+        top = few.manifest.chain.top
+        whole = network.timed(few, top, dict.fromkeys(top.points, Form.DENSE))
+        fewer = _timings(specs, chain, whole, network.ranks(few, watch))
+        pairs = zip(timings, fewer, strict=True)
+        timings = [_with_fewer(one, less, specs[one.layer]) for one, less in pairs]
+    return tuple(timings)
 
 
 def _form(spec: LayerSpec, profile: Profile, form: Form) -> Form:
@@ -88,13 +86,13 @@ class _Network:
     def __init__(
         self, artifact: Artifact, engine: Engine, counting: Counting, quiet: Quiet | None
     ) -> None:
-        self.artifact, self.counting, self.quiet = artifact, counting, quiet
+        self.counting, self.quiet = counting, quiet
         self.ranges, self.inputs = widest_ranges(artifact), example_inputs(artifact)
         self.bits = describe(engine).weight_bits
         self.layers = _nodes(artifact)
         self.runs = {name: spec.runs for name, spec in artifact.manifest.specs.items()}
         top = artifact.manifest.chain.top
-        self.whole = self._compiled(top, dict.fromkeys(top.points, Form.DENSE))
+        self.whole = self._compiled(artifact, top, dict.fromkeys(top.points, Form.DENSE))
         self.rounds = ROUNDS
         (first,) = self._sampled([self.whole])
         seconds = median(map(sum, zip(*first.values(), strict=True))) / 1e3
@@ -102,9 +100,26 @@ class _Network:
         (again,) = self._sampled([self.whole])
         self.dense = _middle(again)
 
-    def timed(self, profile: Profile, forms: Mapping[str, Form]) -> Times:
+    def ranks(self, artifact: Artifact, watch: Watch) -> Found:
+        """Return what layers take at each rank below the full one, in each form."""
+        found: Found = {}
+        specs, chain = artifact.manifest.specs, list(artifact.manifest.chain)
+        wanted = [(p, form) for p in chain[:-1] for form in (Form.FACTORED, Form.ALIGNED)]
+        for index, (profile, form) in enumerate(wanted):
+            watch("timing layers in place", index, len(wanted))
+            forms = {name: _form(specs[name], profile, form) for name in specs}
+            below = {name: mine for name, mine in forms.items() if mine is not Form.DENSE}
+            if form not in below.values() and Form.NARROW not in below.values():
+                continue
+            times = self.timed(artifact, profile, forms)
+            for name, mine in below.items():
+                found.setdefault((name, profile.points[name].rank, mine), []).append(times[name])
+        watch("timing layers in place", len(wanted), len(wanted))
+        return found
+
+    def timed(self, artifact: Artifact, profile: Profile, forms: Mapping[str, Form]) -> Times:
         """Return what each layer takes in a profile, at the speed full rank was timed at."""
-        other = self._compiled(profile, forms)
+        other = self._compiled(artifact, profile, forms)
         repeated = 0
         while True:
             start = self.quiet.read() if self.quiet else None
@@ -120,9 +135,11 @@ class _Network:
             repeated += 1
         return {name: ms / speed for name, ms in _middle(times).items()}
 
-    def _compiled(self, profile: Profile, forms: Mapping[str, Form]) -> Operations:
-        execution = Execution(profile, forms, self.ranges)
-        return self.counting.operations(execution.graph(self.artifact, self.bits))
+    def _compiled(
+        self, artifact: Artifact, profile: Profile, forms: Mapping[str, Form]
+    ) -> Operations:
+        execution = Execution(profile, forms, self.ranges, few=True)
+        return self.counting.operations(execution.graph(artifact, self.bits))
 
     def _sampled(self, compiled: Sequence[Operations]) -> list[dict[str, list[float]]]:
         """Return each layer's times in every round of each network, run in turns."""
@@ -166,6 +183,12 @@ def _middle(times: Mapping[str, Sequence[float]]) -> Times:
         ranked, cut = np.sort(np.asarray(taken)), len(taken) // 4
         found[name] = float(ranked[cut : len(ranked) - cut].mean())
     return found
+
+
+def _with_fewer(timing: LayerTiming, fewer: LayerTiming, spec: LayerSpec) -> LayerTiming:
+    """Return a timing with those of few bits; below full rank, dense is a product in 8 bits."""
+    dense = {Form.DENSE: timing.ms[Form.DENSE]} if timing.rank < spec.full_rank else {}
+    return timing.model_copy(update={"few_ms": fewer.ms | dense})
 
 
 def _timings(

@@ -34,8 +34,9 @@ def time_layer(
 ) -> list[LayerTiming]:
     """Time a layer at each rank in each form it can run in, interleaved, on random weights.
 
-    Bits do not matter to the time: codes of fewer bits run on the same int8 kernels. Whether its
-    output is rounded to 8 bits again, or stays float, does matter to some engines.
+    Bits do not matter to the time: codes of fewer bits run on the same int8 kernels. Those of
+    weights alone save reading, which a layer in the caches does not do: `time_in_place` tells.
+    Whether its output is rounded to 8 bits again, or stays float, does matter to some engines.
     """
 
     def graph(rank: int, form: Form) -> Graph:

@@ -16,7 +16,6 @@ from t3c.artifact.devices import Start
 from t3c.artifact.reader import Artifact
 from t3c.device.execution import Execution, example_inputs
 from t3c.engines import Engine, open_engine
-from t3c.graph.assemble import assemble
 from t3c.measure.memory import peak_live, peak_rss, reset_peak, rss
 from t3c.spec import Form
 
@@ -33,6 +32,7 @@ def time_start(artifact: Artifact, engine: Engine, execution: Execution, weight_
         "forms": {name: str(form) for name, form in execution.forms.items()},
         "grouped": [list(group) for group in execution.grouped],
         "weight_bits": weight_bits,
+        "few": execution.few,
     }
     held = activation_bytes(execution.graph(artifact, weight_bits))
     command = [sys.executable, "-m", "t3c.device.starts"]
@@ -108,7 +108,8 @@ def _child() -> None:
     forms = {name: Form(form) for name, form in task["forms"].items()}
     grouped = [tuple(group) for group in task["grouped"]]
     ranges = artifact.ranges(profile.name)
-    graph = assemble(artifact, profile, forms, ranges, task["weight_bits"], grouped)
+    execution = Execution(profile, forms, ranges, grouped, task["few"])
+    graph = execution.graph(artifact, task["weight_bits"])
     engine.compile(graph).run(example_inputs(artifact))
     cold_ms = (time.perf_counter() - start) * 1e3
     peak = peak_rss()

@@ -35,7 +35,7 @@ def timed_profiles(artifact: Artifact, table: DeviceTable) -> dict[Timed, Execut
         forms = certified.get(profile.name)
         if forms is not None and forms != chosen.forms:
             grouped = table.grouped(profile.points, forms)
-            other = Execution(profile, forms, chosen.ranges, grouped)
+            other = Execution(profile, forms, chosen.ranges, grouped, table.few)
             executions[Timed(profile.name, certified=True)] = other
     return executions
 
@@ -56,7 +56,8 @@ def timed_grid(
     seen = {work_of(artifact, execution).tobytes() for execution in chain.values()}
     for profile in mixtures(artifact, count, seed):
         forms = choose_forms(table.layers, artifact.manifest.specs, profile.points)
-        execution = Execution(profile, forms, ranges, table.grouped(profile.points, forms))
+        grouped = table.grouped(profile.points, forms)
+        execution = Execution(profile, forms, ranges, grouped, table.few)
         work = work_of(artifact, execution).tobytes()
         if work not in seen:
             seen.add(work)

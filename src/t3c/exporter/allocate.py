@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from t3c.artifact.devices import LayerTiming
+from t3c.artifact.devices import LayerTiming, few_pay
 from t3c.certify.gains import EXACT_OUTPUTS
 from t3c.certify.sensitivity import LayerSensitivity, PointDrifts, layer_sensitivities
 from t3c.control.knapsack import Allocation, allocation, allocations
@@ -174,16 +174,20 @@ def sample_drift(
 
 def measured_shares(plans: Sequence[LayerPlan], timings: Sequence[LayerTiming]) -> Shares:
     """Time by the fastest form and stored bytes, as shares of the all-dense, all-8-bit model."""
-    best = {(t.layer, t.rank): min(t.ms.values()) for t in timings}
+    timed, few = {(t.layer, t.rank): t for t in timings}, few_pay(timings)
     specs = {p.spec.name: p.spec for p in plans}
     tops = {p.spec.name: LayerPoint(p.ranks[-1], p.bits[-1]) for p in plans}
-    full_ms = sum(specs[name].runs * best[name, top.rank] for name, top in tops.items())
+
+    def taken(name: str, point: LayerPoint) -> float:
+        best = min(timed[name, point.rank].at(point.bits, few).values())
+        return specs[name].runs * best
+
+    full_ms = sum(taken(name, top) for name, top in tops.items())
     full_bytes = sum(stored_bytes(specs[name], top) for name, top in tops.items())
 
     def shares(name: str, point: LayerPoint) -> tuple[float, float, float]:
         spec = specs[name]
-        time = spec.runs * best[name, point.rank] / full_ms
-        return time, stored_bytes(spec, point) / full_bytes, math.nan
+        return taken(name, point) / full_ms, stored_bytes(spec, point) / full_bytes, math.nan
 
     return shares
 

@@ -50,7 +50,13 @@ from t3c.nn.inputs import Inputs, batches_of
 from t3c.nn.view import dense_copy, elastic_weights
 from t3c.nn.weight import ElasticWeight
 from t3c.quant.ranges import Spread
-from t3c.quant.straight_through import VIEWS, row_scale, view_scale
+from t3c.quant.straight_through import (
+    VIEWS,
+    group_levels,
+    group_shares,
+    row_scale,
+    view_scale,
+)
 from t3c.spec import MAX_BITS, Form, LayerPoint, Level, Profile
 from t3c.version import __version__
 
@@ -84,6 +90,7 @@ def pack(described: Described, allocated: Allocated) -> Draft:
         entry = _entry(weight, allocated, traced)
         codes = _pack(entry, weight, traced)
         if not described.weight_only:
+            assert weight.group is None, f"{name}: its kernels have one grid a row"
             points = [profile.points[name] for profile in allocated.profiles]
             unrounded = partial(_float_weight, weight, traced)
             entry, pivots = align_layer(codes, entry, points, unrounded)
@@ -102,7 +109,9 @@ def pack(described: Described, allocated: Allocated) -> Draft:
         seeds={"export": described.seed},
         files={},
         numerics=NumericsEntry(
-            activations="float32" if described.weight_only else "int8", activation_zero="range"
+            activations="float32" if described.weight_only else "int8",
+            activation_zero="range",
+            weight_scales="groups" if any(entry.group for entry in entries) else "per-row",
         ),
     )
     manifest = _with_profiles(manifest, traced.model.graph, tuple(entries), allocated)
@@ -238,7 +247,9 @@ def _entry(layer: ElasticWeight, allocated: Allocated, traced: Traced) -> LayerE
     name = layer.spec.name
     points = [profile.points[name] for profile in allocated.profiles]
     spec = layer.spec.per_token if traced.stateful else layer.spec
-    return layer_entry(spec, allocated.menus[name], points, folded_norm=name in traced.folded)
+    return layer_entry(
+        spec, allocated.menus[name], points, folded_norm=name in traced.folded, group=layer.group
+    )
 
 
 @torch.no_grad()
@@ -246,7 +257,9 @@ def _pack(entry: LayerEntry, weight: ElasticWeight, traced: Traced) -> Tensors:
     name, spec = weight.spec.name, weight.spec
     factor = torch.from_numpy(traced.folded.get(name, np.ones(spec.out_channels, np.float32)))
     views = sorted({*entry.dense_bits, *(entry.bits if spec.narrows else ())})
-    dense = _codes(weight.dense, weight.dense_gains, factor, views) if views else None
+    dense = None
+    if views:
+        dense = _codes(weight.dense, weight.dense_gains, factor, views, weight.group)
     stages: dict[str, StageCodes] = {}
     if spec.narrows:
         for rank in entry.ranks:
@@ -256,7 +269,8 @@ def _pack(entry: LayerEntry, weight: ElasticWeight, traced: Traced) -> Tensors:
         for index, (part, stage) in enumerate(zip(names, stored, strict=True)):
             bits = sorted({spec.stage_bits(q)[index] for q in entry.bits})
             last = factor if index == len(stored) - 1 else None
-            stages[part] = _codes(stage, weight.stage_gains[index], last, bits)
+            gains, group = weight.stage_gains[index], weight.stage_groups[index]
+            stages[part] = _codes(stage, gains, last, bits, group)
     return pack_layer(entry, dense, stages)
 
 
@@ -272,11 +286,18 @@ def _correction_codes(
 
 
 def _codes(
-    weight: torch.Tensor, gains: torch.Tensor, factor: torch.Tensor | None, bits: Iterable[int]
+    weight: torch.Tensor,
+    gains: torch.Tensor,
+    factor: torch.Tensor | None,
+    bits: Iterable[int],
+    group: int | None = None,
 ) -> StageCodes:
     """A stage ready to be stored; of a factor on its rows the sign goes into the codes, the size
     into the scales, so that the codes are those of training."""
-    weight, gains = weight.cpu(), gains.cpu()
+    weight, gains, shares = weight.cpu(), gains.cpu(), None
+    if group is not None:
+        shares = group_shares(weight, group).byte().numpy()
+        weight = weight / group_levels(weight, group)
     grid = row_scale(weight)
     size = torch.ones_like(grid)
     if factor is not None:
@@ -285,7 +306,7 @@ def _codes(
         sign = torch.where(factor < 0, -1.0, 1.0)
         weight = weight * sign.reshape(-1, *([1] * (weight.dim() - 1)))
     views = {q: (view_scale(weight, gains, q) * size).numpy() for q in bits}
-    return StageCodes(weight.contiguous().numpy(), grid.numpy(), views)
+    return StageCodes(weight.contiguous().numpy(), grid.numpy(), views, shares)
 
 
 def _quantized_tensors(graph: GraphProto, entries: tuple[LayerEntry, ...]) -> tuple[str, ...]:

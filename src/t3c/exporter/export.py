@@ -39,6 +39,7 @@ from t3c.exporter.parity import engine_parity, other_engines, stored_profiles
 from t3c.exporter.timing import Timed, time_traced
 from t3c.measure.quiet import combined
 from t3c.nn.inputs import Inputs, check_finite, check_like, evaluating, gather, select, tensors
+from t3c.nn.view import group_
 from t3c.progress import Show, showing
 from t3c.runtime.placed import disturbance
 from t3c.runtime.runtime import Runtime
@@ -108,7 +109,8 @@ def export(
     that `time_points` measured before, with the same configuration. `ranges` are samples of their
     own for ranges and allocation: all of `calibration` then makes certificates. `place` chooses
     among the measured candidates in place of the rule by time and size. Stages are told on stderr
-    unless `progress` is False.
+    unless `progress` is False. Where activations stay float, weights have grids of groups from then
+    on, as the artifact has.
     """
     config, path = config or ExportConfig(), Path(path)
     parts = split(_checked(calibration, model), config, ranges)
@@ -126,6 +128,7 @@ def export(
             timed = time_traced(model, described.traced, engine, config, show.watch)
         bench = Bench(engine, timed, config, show)
         show.say(f"layers take {timed.activations} activations")
+        group_(model, timed.activations == "float")
         show.say("allocating ranks and bits")
         # More candidates than are shipped, most where budgets are to be met.
         count = (2 if config.budgets is None else 4) * config.goal.profiles - 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from t3c.artifact.devices import LayerTiming
+from t3c.artifact.devices import FEW_BITS, LayerTiming
 from t3c.artifact.draft import Draft
 from t3c.artifact.graph import Axes, Traced
 from t3c.convert import LayerPlan, state_of
@@ -25,7 +25,8 @@ from t3c.graph.int4 import Activations
 from t3c.measure.latency import paced
 from t3c.measure.quiet import Conditions, Quiet, watchful
 from t3c.nn.inputs import evaluating
-from t3c.spec import Form, LayerPoint, Profile, ProfileChain
+from t3c.nn.view import grouped
+from t3c.spec import MAX_BITS, Form, LayerPoint, Profile, ProfileChain
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,10 @@ def time_traced(
     quiet = watchful(True)
     tried = _times_of(drafts, engine, quiet) if len(drafts) > 1 else {}
     kind = min(kinds, key=lambda kind: tried.get(kind, 0.0))
-    layers = time_in_place(drafts[kind], engine, quiet=quiet, watch=watch)
+    few = None
+    if kind == "float" and any(plan.bits[0] <= FEW_BITS for plan in state_of(model).plan.layers):
+        few = _every_rank(model, traced, weight_only=True, most_bits=FEW_BITS)
+    layers = time_in_place(drafts[kind], engine, few=few, quiet=quiet, watch=watch)
     if layers is None:  # the engine does not tell what its operations take
         plans = state_of(model).plan.layers
         ranks = [(p.spec.per_token if traced.stateful else p.spec, p.ranks) for p in plans]
@@ -97,8 +101,11 @@ def _times_of(
     return {str(kind): times[str(kind)].p50 for kind in drafts}
 
 
-def _every_rank(model: nn.Module, traced: Traced, *, weight_only: bool) -> Draft:
-    """Return a draft that has every rank of every layer; its ranges are those of the example."""
+def _every_rank(
+    model: nn.Module, traced: Traced, *, weight_only: bool, most_bits: int = MAX_BITS
+) -> Draft:
+    """Return a draft that has every rank of every layer, in the most bits there are up to some;
+    its ranges are those of the example."""
     state = state_of(model)
     plans = state.plan.layers
     most = max(len(plan.ranks) for plan in plans)
@@ -107,14 +114,18 @@ def _every_rank(model: nn.Module, traced: Traced, *, weight_only: bool) -> Draft
         """Of layers with fewer ranks the lowest comes more than once."""
         return plan.ranks[max(0, level + len(plan.ranks) - most)]
 
+    def bits(plan: LayerPlan) -> int:
+        return max((q for q in plan.bits if q <= most_bits), default=plan.bits[0])
+
     chain = ProfileChain(
         tuple(
             Profile(
                 f"level{level}",
-                {p.spec.name: LayerPoint(rank(p, level), p.bits[-1]) for p in plans},
+                {p.spec.name: LayerPoint(rank(p, level), bits(p)) for p in plans},
             )
             for level in range(most)
         )
     )
     described = Described(model, traced, "levels", weight_only=weight_only)
-    return content.ranged(content.pack(described, Allocated.of(chain)), state.example)
+    with grouped(model, weight_only):
+        return content.ranged(content.pack(described, Allocated.of(chain)), state.example)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from t3c.artifact.devices import Group
 from t3c.artifact.manifest import ELASTIC_DOMAIN, elastic_kind, elastic_layer
 from t3c.artifact.reader import Artifact
-from t3c.artifact.store import Tensors
+from t3c.artifact.store import Floats, Tensors
 from t3c.errors import CorruptError, SpecError
 from t3c.graph.aligning import Execution, execution
 from t3c.graph.builder import (
@@ -31,6 +31,7 @@ from t3c.graph.grouping import candidate_groups, plan_groups
 from t3c.graph.int4 import LARGEST, Activations
 from t3c.graph.narrow import Narrowed, narrowed
 from t3c.measure.processor import cache_bytes
+from t3c.quant.groups import group_of
 from t3c.spec import MAX_BITS, Factorization, Form, Kind, LayerPoint, LayerSpec, Profile
 
 __all__ = [
@@ -62,21 +63,22 @@ def assemble(
     weight_bits: int = MAX_BITS,
     grouped: Collection[Group] = (),
     activations: Activations | None = None,
+    few: bool | None = None,
 ) -> onnx.ModelProto:
     """The engine graph of a profile; with neither ranges nor activations, the exact reference.
 
     Activations are by default as the artifact has them. Float ones need no ranges, and weights of
     any bits: only they are compressed. The layers of a group run as one product where their forms
-    allow it, else one by one.
+    allow it, else one by one. `few` says whether views of at most 4 bits run in kernels of their
+    own on float activations: faster to read and slower to unpack, they do where that was not timed
+    and the caches do not hold the model.
     """
     topology, entries = artifact.graph().graph, artifact.entries
     exact = ranges is None and activations != "float"
     weight_only = artifact.weight_only and not exact
-    # Weights of 4 bits are faster to read and slower to unpack: cached ones run as bytes.
-    uncached = artifact.manifest.model.parameters > cache_bytes()
-    builder = Builder(
-        ranges, activations or ("float" if weight_only else "int8"), four_bits=uncached
-    )
+    if few is None:
+        few = artifact.manifest.model.parameters > cache_bytes()
+    builder = Builder(ranges, activations or ("float" if weight_only else "int8"), four_bits=few)
     bits = MAX_BITS if builder.weight_only else weight_bits
     dense = artifact.dense(profile.name)
     model_inputs = _add_constants(builder, artifact, topology, dense)
@@ -251,7 +253,8 @@ def synthetic_layer(
         )  # fmt: skip
     inner = [f"{spec.name}/{end}" for end in ("stage0", "stage1", "stage2", "aligned")]
     builder = Builder(dict.fromkeys(["x", "y", *inner], (-1, 1)), activations)
-    stages = _random_stages(spec, point, form, np.random.default_rng(seed))
+    group = group_of(spec) if activations == "float" else None
+    stages = _random_stages(spec, point, form, np.random.default_rng(seed), group)
     kind = "conv" if spec.convolution else str(spec.kind)
     table = spec.kind is Kind.EMBEDDING
     bias = builder.constant("bias", np.zeros(spec.out_channels, dtype=np.float32))
@@ -291,7 +294,10 @@ def synthetic_group(
     builder = Builder(dict.fromkeys(["x", *inner], (-1, 1)), activations)
     members = [
         Member(
-            spec.name, _random_stages(spec, point, form, rng),
+            spec.name,
+            _random_stages(
+                spec, point, form, rng, group_of(spec) if activations == "float" else None
+            ),
             builder.constant(f"{spec.name}/bias", np.zeros(spec.out_channels, dtype=np.float32)),
             f"{spec.name}/y",
         )
@@ -318,9 +324,9 @@ def synthetic_group(
 
 
 def _random_stages(
-    spec: LayerSpec, point: LayerPoint, form: Form, rng: np.random.Generator
+    spec: LayerSpec, point: LayerPoint, form: Form, rng: np.random.Generator, group: int | None
 ) -> list[Stage]:
-    """Integers as large as 4 or 8 bits hold; a recomposed weight has 8."""
+    """Integers as large as 4 or 8 bits hold; a recomposed weight has 8, and no groups."""
     shapes = spec.executed_shapes(point, form)
     stored = shapes == spec.stored_shapes(point)
     bits = spec.stored_bits(point) if stored else (MAX_BITS,) * len(shapes)
@@ -330,9 +336,13 @@ def _random_stages(
             return (2 * rng.integers(0, LARGEST + 1, shape) - LARGEST).astype(np.int8)
         return rng.integers(-127, 128, shape, dtype=np.int8)
 
+    def scale(index: int, shape: tuple[int, ...]) -> Floats:
+        groups = 0 if group is None or index or not stored else shape[1] // group
+        return np.full((shape[0], groups) if groups else shape[0], 1e-3, np.float32)
+
     return [
-        (integers(shape, width <= 4), np.full(shape[0], 1e-3, dtype=np.float32))
-        for shape, width in zip(shapes, bits, strict=True)
+        (integers(shape, width <= 4), scale(index, shape))
+        for index, (shape, width) in enumerate(zip(shapes, bits, strict=True))
     ]
 
 

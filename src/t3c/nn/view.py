@@ -85,6 +85,30 @@ def on_cpu(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(there): here for there, here in held})
 
 
+def group_(model: nn.Module, grouped: bool) -> int:
+    """Give groups of columns grids of their own, or each row one; how many weights that changed.
+
+    Kernels of float activations take scales of groups, those of 8 bits one a row.
+    """
+    return sum(weight.group_(grouped) for weight in elastic_weights(model).values())
+
+
+@contextmanager
+def grouped(model: nn.Module, grouped: bool) -> Iterator[nn.Module]:
+    """The model with grids of groups, or without, for the length of a `with`."""
+    weights = elastic_weights(model).values()
+    before = [(weight.group, copy.deepcopy(weight.gains)) for weight in weights]
+    try:
+        group_(model, grouped)
+        yield model
+    finally:
+        with torch.no_grad():
+            for weight, (group, gains) in zip(weights, before, strict=True):
+                weight.group = group
+                for mine, kept in zip(weight.gains, gains, strict=True):
+                    mine.copy_(kept)
+
+
 def sort_(model: nn.Module) -> int:
     """Put every weight's ranks in the order of their strength; how many weights that changed."""
     return sum(weight.sort_() for weight in elastic_weights(model).values())

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 from t3c.factor.compose import compose, pad_rows, prefix
 from t3c.factor.ranks import RANK_AXES, scaled, strengths
 from t3c.nn.masks import soft_top_k
+from t3c.quant.groups import group_of
 from t3c.quant.straight_through import fake_quantize, fit_gains, rounded_rows
 from t3c.spec import LayerPoint, LayerSpec
 
@@ -92,6 +93,7 @@ class ElasticWeight(nn.Module):
         self.factors = factors
         self.point: LayerPoint | None = None
         self.relaxation: Relaxation | None = None
+        self.group: int | None = None  # columns with a grid of their own
         self.dense_gains = nn.Parameter(fit_gains(self.dense))
         stages = self.stored_stages()
         self.stage_gains = nn.ParameterList([nn.Parameter(fit_gains(s)) for s in stages])
@@ -103,6 +105,31 @@ class ElasticWeight(nn.Module):
         """The stages up to `cap`, which an artifact keeps; none if elastic in bits alone."""
         stages: list[Tensor] = [] if self.factors is None else self.factors()
         return stages
+
+    @property
+    def gains(self) -> list[Tensor]:
+        """The log gains of all views: of the dense weight, then of each stage."""
+        return [self.dense_gains, *self.stage_gains]
+
+    @property
+    def stage_groups(self) -> tuple[int | None, ...]:
+        """The columns that share a grid in each stage: the first reads what the layer reads."""
+        return self.group, *[None] * (len(self.stage_gains) - 1)
+
+    @torch.no_grad()
+    def group_(self, grouped: bool) -> bool:
+        """Give groups of columns grids of their own, or rows; whether that changed anything.
+
+        Scales of the views are fitted to a new grid: what they had learned is of the old one.
+        """
+        group = group_of(self.spec) if grouped else None
+        if group == self.group:
+            return False
+        self.group = group
+        self.dense_gains.copy_(fit_gains(self.dense, group=group))
+        for gains, stage in zip(self.stage_gains[:1], self.stored_stages(), strict=False):
+            gains.copy_(fit_gains(stage, group=group))
+        return True
 
     def quantized_stages(self, point: LayerPoint) -> list[Tensor]:
         """The quantized weights that `point` is stored as: one dense tensor, or factored stages."""
@@ -151,12 +178,13 @@ class ElasticWeight(nn.Module):
         if self.spec.narrows or self.spec.stored_dense(point):
             bits: tuple[int, ...] = (point.bits,)
             stages, gains = list[Tensor]([self.dense]), [self.dense_gains]
+            groups: tuple[int | None, ...] = (self.group,)
         else:
-            bits = self.spec.stage_bits(point.bits)
+            bits, groups = self.spec.stage_bits(point.bits), self.stage_groups
             stages, gains = self.stored_stages(), list(self.stage_gains)
         return [
-            fake_quantize(stage, gain, q, generator=noise)
-            for stage, gain, q in zip(stages, gains, bits, strict=True)
+            fake_quantize(stage, gain, q, generator=noise, group=group)
+            for stage, gain, q, group in zip(stages, gains, bits, groups, strict=True)
         ]
 
     def _masked(self, stages: list[Tensor], point: LayerPoint, relaxed: Relaxation) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from t3c.errors import DataError, SpecError
 from t3c.quant.compensate import Settle, compensate
+from t3c.quant.straight_through import group_levels
 from t3c.spec import MAX_BITS, MIN_BITS
 
 
@@ -24,12 +25,14 @@ def settled(
     scales: Mapping[int, Tensor],
     moment: Tensor,
     *,
+    group: int | None = None,
     ridge: float = 0.01,
 ) -> Tensor:
     """A weight (m, n) whose nearest codes are the settled ones, for inputs with E[a a^T] (n, n).
 
     `code_scale` (m,) makes the codes, `scales` (m,) are those of the views that are settled, by
-    bits, 8 among them. The largest weight of each row stays, and with it the scale of the codes.
+    bits, 8 among them. With a `group`, so many columns have a grid of their own. The largest
+    weight of each grid stays, and with it the scale of the codes.
     """
     views = sorted(scales)
     if not views or views[-1] != MAX_BITS or views[0] < MIN_BITS:
@@ -39,15 +42,18 @@ def settled(
         raise DataError(f"a weight of shape {shapes[0]} has a moment of shape {shapes[1]}")
     order = moment.diagonal().argsort(descending=True, stable=True)
     here, around = weight[:, order], moment[order][:, order]
-    largest = here.abs() >= here.abs().amax(dim=1, keepdim=True)
+    size = weight.abs().reshape(len(weight), -1, group or weight.shape[1])
+    # Those of a group of zeros are free: whatever they become, its grid is the finest.
+    largest = ((size >= size.amax(dim=2, keepdim=True)) & (size > 0)).flatten(1)[:, order]
+    level = torch.ones_like(weight) if group is None else group_levels(weight, group)[:, order]
     cells = Cells.whole(here)
     for bits in views:
-        chosen = Chosen(cells, largest, scales[bits], bits)
+        chosen = Chosen(cells, largest, scales[bits][:, None] * level, bits)
         compensate(
             here[None], around[None], lambda *_, chosen=chosen: chosen.next_block(), ridge=ridge
         )
         cells = chosen.cells
-    made = torch.copysign(cells.low * code_scale[:, None], cells.sign)
+    made = torch.copysign(cells.low * code_scale[:, None] * level, cells.sign)
     # Rows next to nothing have a wider scale than their own: they stay as they are.
     own = here.abs().amax(dim=1, keepdim=True) > 126.5 * code_scale[:, None]
     made = torch.where(own, made.to(weight.dtype), here)
@@ -87,7 +93,8 @@ class Chosen:
         wanted = values[0]
         sign = self.before.sign[:, column].double()
         sign = torch.where(sign == 0, torch.copysign(torch.ones_like(wanted), wanted), sign)
-        size = sign * wanted / self.scale
+        scale = self.scale[:, column]
+        size = sign * wanted / scale
         first = self.before.low[:, column].double() / step
         level = size.round() if self.bits == MAX_BITS else size.floor()
         level = torch.minimum(level.maximum(first), first + width - 1)
@@ -95,4 +102,4 @@ class Chosen:
         level = torch.where(self.largest[:, column], first + width - 1, level)
         self.cells.sign[:, column], self.cells.low[:, column] = sign.float(), (level * step).float()
         shift = 0.5 if self.bits < MAX_BITS else 0.0
-        return (sign * (level + shift) * self.scale)[None]
+        return (sign * (level + shift) * scale)[None]

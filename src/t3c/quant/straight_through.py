@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import torch
 from torch import Generator, Tensor
 
+from t3c.quant.groups import STEPS
 from t3c.spec import MAX_BITS, MIN_BITS
 
 VIEWS = tuple(range(MIN_BITS, MAX_BITS + 1))  # each view has a scale of its own
 CHUNK = 1 << 22  # weights whose views are fitted at once
+TOLERANCE = 1e-3  # of a step: a group that reaches just over one keeps it
 
 
 def row_scale(weight: Tensor, clip: Tensor | None = None) -> Tensor:
@@ -21,6 +25,19 @@ def row_scale(weight: Tensor, clip: Tensor | None = None) -> Tensor:
     largest = weight.detach().flatten(1).abs().amax(dim=1)
     floored = largest.clamp_min(max(1e-4 * float(largest.max()), 1e-8))
     return (floored if clip is None else floored * clip) / 127
+
+
+def group_shares(weight: Tensor, group: int) -> Tensor:
+    """Return how much of its row's grid each group of columns has: (rows, groups) of 1 to 255."""
+    reach = 127 * row_scale(weight)[:, None]
+    largest = weight.detach().reshape(len(weight), -1, group).abs().amax(dim=2)
+    shares: Tensor = (STEPS * largest / reach - TOLERANCE).ceil().clamp(1, STEPS)
+    return shares
+
+
+def group_levels(weight: Tensor, group: int) -> Tensor:
+    """Return the shares of the columns' grids, from 1/255 to 1, as (rows, columns)."""
+    return (group_shares(weight, group) / STEPS).repeat_interleave(group, dim=1)
 
 
 def midpoints(
@@ -45,26 +62,32 @@ def midpoints(
     return level.add_(shift).copysign_(weight)
 
 
-def fit_gains(weight: Tensor, clip: Tensor | None = None) -> Tensor:
+def fit_gains(weight: Tensor, clip: Tensor | None = None, group: int | None = None) -> Tensor:
     """Log gains (views, rows) of the views' scales over s * 2^(8-q), by least squares."""
     weight = weight.detach()
+    levels = None if group is None else group_levels(weight, group)
+    even = weight if levels is None else weight / levels
     size = max(1, CHUNK // max(1, weight[0].numel()))
-    parts = zip(torch.split(weight, size), torch.split(row_scale(weight, clip), size), strict=True)
-    return torch.cat([_fit(rows.flatten(1), scale) for rows, scale in parts], dim=1)
+    parts = zip(torch.split(even, size), torch.split(row_scale(even, clip), size), strict=True)
+    shares = repeat(None) if levels is None else torch.split(levels, size)
+    fits = [_fit(r.flatten(1), s, x) for (r, s), x in zip(parts, shares, strict=False)]
+    return torch.cat(fits, dim=1)
 
 
-def _fit(weight: Tensor, scale: Tensor) -> Tensor:
+def _fit(weight: Tensor, scale: Tensor, levels: Tensor | None) -> Tensor:
     """Gains of all views from one count of each row's code magnitudes and of what they stand for.
 
-    Signs cancel: a view's value and its weight have the same.
+    Signs cancel: a view's value and its weight have the same. Errors of weights that were divided
+    by `levels` (rows, columns) count by their squares.
     """
     size = weight.abs()
+    counts = torch.ones_like(size) if levels is None else levels.square()
     magnitude = (size / scale[:, None]).round().clamp(0, 127).long()
     rows = torch.arange(len(weight), device=weight.device)
     cell = (magnitude + 128 * rows[:, None]).flatten()
     count, total = (
-        torch.bincount(cell, weights, minlength=128 * len(weight)).view(-1, 128).double()
-        for weights in (None, size.flatten().double())
+        torch.bincount(cell, each.flatten().double(), minlength=128 * len(weight)).view(-1, 128)
+        for each in (counts, counts * size)
     )
     gains = []
     for bits in VIEWS:
@@ -91,12 +114,17 @@ def fake_quantize(
     bits: int,
     clip: Tensor | None = None,
     generator: Generator | None = None,
+    group: int | None = None,
 ) -> Tensor:
     """The `bits`-bit view of `weight` (rows, ...), as a float tensor.
 
     The rounding passes gradients straight through to the weights the codes reach, and none to
-    those that are clipped. A view is linear in its scale, whose gradient is exact on both.
+    those that are clipped. A view is linear in its scale, whose gradient is exact on both. With a
+    `group` so many columns of a matrix have a grid of their own.
     """
+    if group is not None:
+        levels = group_levels(weight, group)
+        return fake_quantize(weight / levels, gains, bits, clip, generator) * levels
     rows = (-1, *([1] * (weight.dim() - 1)))
     code_scale = row_scale(weight, clip)
     scale = view_scale(weight, gains, bits, clip).reshape(rows)
