@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak bench-startup bench-kills pictures bench-fuzz bench-wheel base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
+.PHONY: setup demo test check format clean bench-convert bench-fidelity bench-cost bench-certify bench-train bench-runtime bench-serve bench-soak bench-startup bench-kills pictures bench-fuzz bench-wheel bench-width base results-resnet50 results-cifar10-cnn results-cifar10-vit results-minilm results-stories15m results-tinyllama minilm docs
 
 setup: $(STAMP)
 
@@ -65,6 +65,12 @@ bench-fuzz: setup
 
 bench-wheel: setup
 	$(BIN)/python benchmarks/wheel.py
+
+# The door needs trained originals: the first run trains them.
+bench-width: minilm
+	test -f out/base/minilm/config.json || $(BIN)/python benchmarks/base.py minilm --hf out/base/minilm
+	$(BIN)/python benchmarks/base.py cifar10-vit
+	$(BIN)/python benchmarks/width.py
 
 base: setup
 	$(BIN)/python benchmarks/base.py --test

@@ -1,12 +1,10 @@
-"""Ideas tried before they are built: `python benchmarks/trials.py norms|optimizers|width`.
+"""Ideas tried before they are built: `python benchmarks/trials.py norms|optimizers`.
 
 On ResNet-50,
 `norms`: what profiles drift with the original's means and spreads restored, and without.
 `optimizers`: what they drift after a few steps of SGD and of AdamW at several rates.
 Profiles are by counted work; nothing is exported. Validation images are `imagenet-val/train`'s, of
 which some fit factors, some train, and others judge.
-
-On MiniLM-L6, `width`: what leaving neurons out of feed-forward layers drifts (`make minilm` first).
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from lab.figures import finish
-from lab.width import width_rows
 from t3c.certify.drift import relative_drift
 from t3c.compression.data import split
 from t3c.compression.elastic import STATISTICS, kernels_of, make_elastic
@@ -51,18 +48,12 @@ STEPS = 60
 def main(arguments: Sequence[str]) -> int:
     """Run a trial, print its table and write it to out/trial-NAME.json."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trial", choices=("norms", "optimizers", "width"))
+    parser.add_argument("trial", choices=("norms", "optimizers"))
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args(arguments)
     torch.manual_seed(0)
-    if given.trial == "width":
-        rows = []
-        for row in width_rows():
-            rows.append(row)
-            print(row, flush=True)
-    else:
-        bench = Bench()
-        rows = bench.norms() if given.trial == "norms" else bench.optimizers(given.steps)
+    bench = Bench()
+    rows = bench.norms() if given.trial == "norms" else bench.optimizers(given.steps)
     return finish(Path(f"out/trial-{given.trial}.json"), [], {given.trial: rows})
 
 
@@ -78,7 +69,7 @@ class Bench:
         batches = self.train.at(slice(0, STATISTICS)).batches(BATCH)
         inputs = [batch[0] if isinstance(batch, tuple) else batch for batch in batches]
         kernels = {n: Factorization.TUCKER1 for names in kernels_of(self.model) for n in names}
-        make_elastic(self.model, select(self.train.inputs, slice(2)), inputs, kernels, smooth=False)
+        make_elastic(self.model, select(self.train.inputs, slice(2)), inputs, kernels)
         self.targets = find_path(self.model, self.train.inputs, 0.2).targets(
             Goal(profiles=PROFILES, worst_drift=WORST, size_weight=0.2)
         )

@@ -163,6 +163,7 @@ def test_what_is_done_is_not_done_again(
     kept = made.path.rename(tmp_path / "kept.t3c")
     for module, name in (
         (pipeline, "make_elastic"), (pipeline, "choose_kernels"), (improve, "probe"),
+        (pipeline, "find_orders"), (pipeline, "choose_widths"),
         (improve, "teach"), (pipeline, "export"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, refuse(name, getattr(module, name)))
@@ -234,7 +235,10 @@ def test_a_record_decides_again_and_the_content_is_the_same(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     hurried(monkeypatch)
-    measured = [(pipeline, "choose_kernels"), (pipeline, "time_points"), (improve, "probe")]
+    measured = [
+        (pipeline, "choose_kernels"), (pipeline, "choose_widths"), (pipeline, "time_points"),
+        (improve, "probe"),
+    ]  # fmt: skip
     for module, name in (*measured, (compare.Placing, "place")):
         monkeypatch.setattr(module, name, lambda *_, name=name, **__: pytest.fail(name))
     record = made.path.with_name("digits.t3c.work") / "record.json"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from t3c.compression.elastic import make_elastic
+from t3c.compression.elastic import make_elastic, smooth_inputs
 
 
 @pytest.fixture
@@ -23,7 +23,8 @@ def net() -> nn.Module:
 def test_smoothing_and_balance_are_choices_with_figures(net: nn.Module) -> None:
     x = torch.randn(128, 64)
     wanted = net(x)
-    smoothing, balance = make_elastic(net, x[:2], [x], {}, smooth=True)
+    smoothing = smooth_inputs(net, [x])
+    (balance,) = make_elastic(net, x[:2], [x], {})
     torch.testing.assert_close(net(x), wanted, rtol=1e-4, atol=1e-4)
     assert smoothing.taken.startswith(("1 ", "2 "))
     assert smoothing.tried["smoothed"] < 0.9 * smoothing.tried["as they are"]
@@ -32,5 +33,5 @@ def test_smoothing_and_balance_are_choices_with_figures(net: nn.Module) -> None:
 
 def test_what_is_not_tried_is_not_told(net: nn.Module) -> None:
     x = torch.randn(128, 64)
-    choices = make_elastic(net, x[:2], [x], {}, smooth=False)
+    choices = make_elastic(net, x[:2], [x], {})
     assert [choice.what for choice in choices] == ["balance of both factors of a matrix"]
