@@ -39,7 +39,7 @@ def uniform_artifact(
 
     Factors suit the `statistics`; without any they are those of plain SVD.
     """
-    example = select(statistics[0] if statistics else calibration, slice(0, 2))
+    example = select(calibration, slice(0, 2))
     elasticize_(model, example, elastic, calibration=statistics or None, on_layer=on_layer)
     plan = state_of(model).plan
     names = names_for(len(points))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from t3c.artifact.devices import LayerTiming
-from t3c.certify.sensitivity import PointDrifts, layer_sensitivities
+from t3c.certify.sensitivity import LayerSensitivity, PointDrifts, layer_sensitivities
 from t3c.compression.choice import Choice
 from t3c.compression.elastic import PROBED, config_for, mean_time
 from t3c.control.knapsack import allocations
@@ -26,11 +26,12 @@ from t3c.errors import ConvertError
 from t3c.exporter.allocate import measured_shares
 from t3c.nn.inputs import Inputs, select
 from t3c.nn.units import Member, UnitGroup
+from t3c.nn.view import elastic_weights
 from t3c.spec import MAX_BITS, Factorization
 
 Curve = list[tuple[float, float]]  # squared drift and time, relative to all layers at full rank
 WIDTH, RANK = "width", "rank"
-CONVERTED = 64  # samples that trials are fitted to
+CONVERTED = 2  # batches that trials are fitted to
 
 
 def choose_widths(
@@ -46,24 +47,27 @@ def choose_widths(
     Of units that are alike one, in the middle of the network, is tried.
     """
     alike = _alike(model, groups)
+    curves = _curves(model, example, batches, [_middle(kind) for kind in alike], kernels, engine)
     tried: dict[str, list[float]] = {WIDTH: [], RANK: []}
     taken: list[UnitGroup] = []
-    for kinds in alike:
-        middle = kinds[len(kinds) // 2]
-        times = _times(model, example, batches, middle, kernels, engine)
-        if times is None:
+    for kind, ways in zip(alike, curves, strict=False):
+        known = [curve for curve in ways.values() if len(curve) > 1]
+        if not known:
             continue
+        least = max(min(drift for drift, _ in curve[:-1]) for curve in known)
+        most = max(drift for curve in known for drift, _ in curve)
+        times = {way: mean_time(curve, least, most) for way, curve in ways.items()}
         for way, time in times.items():
             tried[way].append(time)
         if times[WIDTH] < times[RANK]:
-            taken += [group for unit in kinds for group in unit]
+            taken += [group for unit in kind for group in unit]
     if not tried[WIDTH]:
         return (), None
-    count, names = len(groups), {group.name for group in taken}
+    names = {group.name for group in taken}
     choice = Choice(
         what="layers that could be narrowed", unit="of the time of dense, at equal drift",
         tried={way: float(np.mean(times)) for way, times in tried.items()},
-        taken=f"width in {len(names)} of {count} units",
+        taken=f"width in {len(names)} of {len(groups)} units",
         why=f"one of each of {len(tried[WIDTH])} kinds was timed",
     )  # fmt: skip
     return tuple(group for group in groups if group.name in names), choice
@@ -100,50 +104,56 @@ def _alike(model: nn.Module, groups: Sequence[UnitGroup]) -> list[list[tuple[Uni
     return list(kinds.values())
 
 
-def _times(
+def _middle(kind: Sequence[tuple[UnitGroup, ...]]) -> tuple[UnitGroup, ...]:
+    return kind[len(kind) // 2]
+
+
+def _layers(unit: Sequence[UnitGroup]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(member.layer for group in unit for member in group.members))
+
+
+def _curves(
     model: nn.Module,
     example: Inputs,
     batches: Sequence[Inputs],
-    unit: tuple[UnitGroup, ...],
+    units_tried: Sequence[tuple[UnitGroup, ...]],
     kernels: Mapping[str, Factorization],
     engine: Engine,
-) -> dict[str, float] | None:
-    """Return what a unit takes of its dense time by width and by rank, in the mean over drifts
-    that both reach; None where it cannot be narrowed at all."""
-    layers = tuple(dict.fromkeys(member.layer for group in unit for member in group.members))
-    samples = [select(batches[0], slice(0, CONVERTED))]
-    curves: dict[str, Curve] = {}
-    for way, widths in ((WIDTH, unit), (RANK, ())):
+) -> list[dict[str, Curve]]:
+    """Return the curve of each unit by width and by rank; none where nothing can be narrowed."""
+    groups = tuple(group for unit in units_tried for group in unit)
+    layers, samples = _layers(groups), select(batches[0], slice(0, PROBED))
+    curves: list[dict[str, Curve]] = [{} for _ in units_tried]
+    sensitivities: Mapping[str, LayerSensitivity] = {}
+    for way, widths in ((WIDTH, groups), (RANK, ())):
         trial = copy.deepcopy(model)
         mine = {name: kind for name, kind in kernels.items() if name in layers}
-        config = config_for(mine, include=layers, bits=(MAX_BITS,), widths=widths)
+        config = config_for(mine, include=layers, bits=(MAX_BITS,), widths=widths, metric="inputs")
         try:
-            elasticize_(trial, example, config, calibration=samples)
+            elasticize_(trial, example, config, calibration=batches[:CONVERTED])
         except ConvertError:
-            return None
-        curves[way] = _curve(trial, samples, engine)
-    known = [curve for curve in curves.values() if len(curve) > 1]
-    if not known:
-        return None
-    least = max(min(drift for drift, _ in curve[:-1]) for curve in known)
-    most = max(drift for curve in known for drift, _ in curve)
-    return {way: mean_time(curve, least, most) for way, curve in curves.items()}
+            return []
+        weights = elastic_weights(trial)
+        # Inputs and adjoints are those of the full view, which both have in common.
+        sensitivities = sensitivities or layer_sensitivities(trial, samples)
+        known = {n: replace(sensitivities[n], weight=weight) for n, weight in weights.items()}
+        plans = {plan.spec.name: plan for plan in state_of(trial).plan.layers}
+        timings = time_layers(engine, [(plan.spec, plan.ranks) for plan in plans.values()])
+        for curve, unit in zip(curves, units_tried, strict=True):
+            mine_only = [plans[name] for name in _layers(unit) if name in plans]
+            curve[way] = _curve(mine_only, known, timings)
+    return curves
 
 
-def _curve(trial: nn.Module, samples: Sequence[Inputs], engine: Engine) -> Curve:
+def _curve(
+    plans: Sequence[LayerPlan],
+    sensitivities: Mapping[str, LayerSensitivity],
+    timings: Sequence[LayerTiming],
+) -> Curve:
     """Return what the knapsack makes of a unit's layers: squared drift over time, dense last."""
-    plans = state_of(trial).plan.layers
-    timings = _timings(plans, engine)
-    drifts = PointDrifts(
-        layer_sensitivities(trial, select(samples[0], slice(0, PROBED))),
-        {plan.spec.name: plan.bits for plan in plans},
-    )  # fmt: skip
+    drifts = PointDrifts(sensitivities, {plan.spec.name: plan.bits for plan in plans})
     shared = {unit.name: unit for unit in units(plans)}
     offered = unit_options(shared, measured_shares(plans, timings), drifts, 0.0)
     path = allocations({name: chain(options) for name, options in offered.items()})
     top = path[-1].squared_drift
     return [(max(step.squared_drift - top, 0.0), step.cost) for step in path]
-
-
-def _timings(plans: Sequence[LayerPlan], engine: Engine) -> tuple[LayerTiming, ...]:
-    return time_layers(engine, [(plan.spec, plan.ranks) for plan in plans])
