@@ -17,6 +17,7 @@ from t3c.nn.canonical import canonical
 from t3c.nn.inputs import Inputs, check_inputs, evaluating, unlabelled
 from t3c.nn.layers import elastic_type, geometry
 from t3c.nn.observe import Observed, observe
+from t3c.nn.units import UnitGroup
 from t3c.spec import Factorization, Kind, LayerSpec
 
 
@@ -80,8 +81,8 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(path)
-    blocks, narrowed = _blocks(observed), narrowings(config.widths)
-    check_narrowed(narrowed, named)
+    check_narrowed(narrowings(config.widths), named)
+    blocks, narrowed = _blocks(observed), narrowings(_read(named, observed, config))
     layers, skipped = [], []
     for name, module in model.named_modules():
         if name not in named and any(True for _ in module.parameters(recurse=False)):
@@ -110,6 +111,16 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
     elastic = [sum(p.weights for p in layers if p.rank_elastic is kind) for kind in (True, False)]
     params = Params(elastic[0], elastic[1], everything - sum(elastic))
     return ConversionPlan(tuple(layers), tuple(skipped), params, counted)
+
+
+def _read(
+    named: dict[str, nn.Module], observed: Observed, config: ElasticConfig
+) -> list[UnitGroup]:
+    """Return the units whose reader can leave them out: a layer that stays as it is reads all."""
+    return [
+        group for group in config.widths
+        if not reason_to_skip({group.name: named[group.name]}, observed, config)
+    ]  # fmt: skip
 
 
 def _blocks(observed: Observed) -> dict[str, str]:

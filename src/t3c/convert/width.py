@@ -119,7 +119,7 @@ def narrowings(groups: Sequence[UnitGroup]) -> dict[str, Narrowing]:
         kept = _kept(group)
         layers = [member.layer for member in group.members]
         shared = [layer for layer in layers if layer in joined]
-        if any(not _agree(found[layer], group, kept) for layer in shared):
+        if any(not _agree(found[layer], _member(group, layer), kept) for layer in shared):
             continue
         unit = joined[shared[0]] if shared else group.name
         for layer in {other for other in joined if joined[other] in {joined[s] for s in shared}}:
@@ -140,10 +140,11 @@ def _kept(group: UnitGroup) -> dict[float, int]:
     return {count / group.units: count for count in [*kept, group.units]}
 
 
-def _agree(known: Narrowing, group: UnitGroup, kept: Mapping[float, int]) -> bool:
+def _agree(known: Narrowing, member: Member, kept: Mapping[float, int]) -> bool:
     """Return whether a layer that another group narrows already can be in this one too."""
-    both = known.factorization is not Factorization.CORNER
-    return both and dict(kept) == dict(known.channels)
+    block = member.rows or member.columns
+    mine = {share: count * block for share, count in kept.items()}
+    return known.factorization is not Factorization.CORNER and mine == dict(known.channels)
 
 
 def _narrowing(
