@@ -82,7 +82,8 @@ class Artifact:
         stages = self.stages(layer, profile.points[layer])
         gain = self.norms(profile.name).gains.get(layer)
         if gain is not None:  # what is added up for a narrowed layer is multiplied term by term
-            for index in {-1, 0} if self.entries[layer].spec.narrows else {-1}:
+            last = len(stages) - 1
+            for index in {0, last} if self.entries[layer].spec.narrows else {last}:
                 codes, scale = stages[index]
                 mine = gain[: len(scale)]
                 stages[index] = codes, scale * (mine if scale.ndim == 1 else mine[:, None])
