@@ -20,6 +20,7 @@ from PIL import Image
 from conftest import Made
 from t3c.artifact.folder import MANIFEST
 from t3c.artifact.manifest import DENSE, FACTORS
+from t3c.artifact.upgrade import SCHEMA_VERSION
 from t3c.cli import main
 
 pytestmark = pytest.mark.usefixtures("briefly")
@@ -311,8 +312,10 @@ def test_bad_artifacts(made: Made, copied: Path, flip: Callable[[Path, int], Non
     refused("dense.safetensors: .* bytes, the manifest says", "inspect", copied)
     (copied / DENSE).write_bytes(raw)
     text = (copied / MANIFEST).read_text()
-    (copied / MANIFEST).write_text(text.replace('"schema_version":4', '"schema_version":7'))
-    refused("schema_version 7 is not one this t3c reads", "inspect", copied)
+    (copied / MANIFEST).write_text(
+        text.replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99')
+    )
+    refused("schema_version 99 is not one this t3c reads", "inspect", copied)
 
 
 def test_bad_requests(made: Made, tmp_path: Path) -> None:

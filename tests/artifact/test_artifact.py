@@ -36,7 +36,7 @@ from t3c.exporter import ExportConfig, export
 from t3c.files import write_atomic
 from t3c.nn import elastic_weights
 from t3c.quant.nested import encode, integers, unit_scale
-from t3c.spec import WIDTHS, Factorization, Kind, LayerPoint, LayerSpec
+from t3c.spec import CORRECTION_BITS, WIDTHS, Factorization, Kind, LayerPoint, LayerSpec
 
 
 def edit(path: Path, change: Callable[[dict], None]) -> None:
@@ -127,7 +127,7 @@ def test_every_width_is_a_prefix_of_the_same_codes(
     for width in entry.ranks:
         shapes = spec.stage_shapes(width)[1:]
         parts = zip(stage_names(spec, width)[1:], shapes, strict=True)
-        stages |= {name: codes(shape, 8) for name, shape in parts}
+        stages |= {name: codes(shape, CORRECTION_BITS) for name, shape in parts}
     tensors = pack_layer(entry, dense, stages)
     save_file(tensors, str(tmp_path / "w"))
     file = safe_open(str(tmp_path / "w"), framework="numpy")
@@ -136,7 +136,7 @@ def test_every_width_is_a_prefix_of_the_same_codes(
     )
     for point in points:
         wanted = [dense, *(stages[n] for n in stage_names(spec, point.rank)[1:])]
-        views = [bits, *[8] * (len(wanted) - 1)]
+        views = [bits, *[CORRECTION_BITS] * (len(wanted) - 1)]
         least = [LayerPoint(width, bits) for width in widths if width <= point.rank]
         smaller = layer_entry(spec, points, least)
         save_file(trim_layer(file, entry, smaller), str(tmp_path / "s"))

@@ -51,7 +51,10 @@ def demo(out: Path, last: str = "") -> CompletedProcess[str]:
     )  # fmt: skip
 
 
-STAGES = ["answers", "base", "choose", "convert", "int8", "probe", "round", "teacher", "time"]
+STAGES = [
+    "answers", "base", "choose", "convert", "int8", "order", "probe", "round", "teacher", "time",
+    "widths",
+]  # fmt: skip
 
 
 def names_of(finished: dict[Path, int]) -> list[str]:

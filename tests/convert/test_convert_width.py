@@ -109,23 +109,25 @@ def group(name: str, count: int, *members: tuple[str, int, int]) -> UnitGroup:
 def test_groups_that_share_a_layer_have_to_agree() -> None:
     first = group("b", 64, ("a", 1, 0), ("b", 0, 1))
     same, more = (group("c", n, ("b", 1, 0), ("c", 0, 1)) for n in (64, 128))
-    found = narrowings([first, same])
+    found = narrowings([first, same])[0]
     assert [found[n].factorization for n in "abc"] == [ROWS, CORNER, COLUMNS]
     assert {one.unit for one in found.values()} == {"b"}
-    found = narrowings([first, more])  # the one that comes later is left out
+    found = narrowings([first, more])[0]  # the one that comes later is left out
     assert [found[n].factorization for n in "ab"] == [ROWS, COLUMNS]
     assert "c" not in found
+    assert "another number of channels" in narrowings([first, more])[1]["c"]
     # As many units of two channels each are not as many channels.
     pairs = group("c", 64, ("b", 2, 0), ("c", 0, 2))
-    assert "c" not in narrowings([first, pairs])
-    assert [narrowings([pairs, first])[n].factorization for n in "bc"] == [ROWS, COLUMNS]
+    assert "c" not in narrowings([first, pairs])[0]
+    assert [narrowings([pairs, first])[0][n].factorization for n in "bc"] == [ROWS, COLUMNS]
 
 
 def test_a_chain_of_groups_becomes_one_unit_whatever_comes_first() -> None:
     names = "abcd"
     chained = [group(y, 64, (x, 1, 0), (y, 0, 1)) for x, y in pairwise(names)]
     for order in ([0, 1, 2], [2, 1, 0], [0, 2, 1]):
-        found = narrowings([chained[i] for i in order])
+        found, left = narrowings([chained[i] for i in order])
+        assert not left
         assert [found[n].factorization for n in names] == [ROWS, CORNER, CORNER, COLUMNS]
         assert len({one.unit for one in found.values()}) == 1
 
@@ -176,7 +178,7 @@ def test_a_view_is_a_prefix_with_its_correction(name: str) -> None:
                     added = compose(stages)
                     assert added.shape == torch.Size(spec.corner(width))
                     kept[: len(added)] += added
-                limit = 0.05 * float((kept - whole[:, :width]).norm()) + 1e-6  # codes of 8 bits
+                limit = 0.1 * float((kept - whole[:, :width]).norm()) + 1e-6  # codes of 6 bits
                 assert float((found[:, :width] - kept).norm()) <= limit
     assert corrected > 0
 

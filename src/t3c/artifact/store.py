@@ -22,7 +22,7 @@ from t3c.errors import CorruptError
 from t3c.quant.groups import Shares, group_scale
 from t3c.quant.nested import Codes, encode, integers, unit_scale
 from t3c.quant.pack import pack_planes, unpack_planes
-from t3c.spec import MAX_BITS, LayerPoint, LayerSpec
+from t3c.spec import CORRECTION_BITS, MAX_BITS, LayerPoint, LayerSpec
 
 Floats = npt.NDArray[np.float32]
 Tensors = dict[str, npt.NDArray[np.generic]]
@@ -138,7 +138,7 @@ def _parts(entry: LayerEntry) -> list[Part]:
         found.append(Part(DENSE_PART, [*corners, *whole], sorted({*entry.bits, *entry.dense_bits})))
         for rank in entry.ranks:
             names, shapes = stage_names(spec, rank)[1:], spec.stage_shapes(rank)[1:]
-            found += [Part(n, [s], [MAX_BITS]) for n, s in zip(names, shapes, strict=True)]
+            found += [Part(n, [s], [CORRECTION_BITS]) for n, s in zip(names, shapes, strict=True)]
         return found
     if whole:
         found.append(Part(DENSE_PART, whole, entry.dense_bits))

@@ -91,7 +91,7 @@ def known_units(kept: Mapping[str, Any]) -> Units:
 
 def _alike(model: nn.Module, groups: Sequence[UnitGroup]) -> list[list[tuple[UnitGroup, ...]]]:
     """Return units by their kind; a unit is the groups that are narrowed together."""
-    how = narrowings(groups)
+    how, _ = narrowings(groups)
     joined: dict[str, list[UnitGroup]] = {}
     for group in groups:
         if group.name in how:

@@ -17,7 +17,6 @@ from t3c.nn.canonical import canonical
 from t3c.nn.inputs import Inputs, check_inputs, evaluating, unlabelled
 from t3c.nn.layers import elastic_type, geometry
 from t3c.nn.observe import Observed, observe
-from t3c.nn.units import UnitGroup
 from t3c.spec import Factorization, Kind, LayerSpec
 
 
@@ -39,16 +38,19 @@ class ConversionPlan:
     """What would be converted, and what not, with the reason.
 
     `params` counts all parameters, `layer_params` those of linear and convolution layers alone.
+    `unnarrowed` are the readers of units that are not narrowed although asked for, with the reason.
     """
 
     layers: tuple[LayerPlan, ...]
     skipped: tuple[tuple[str, str], ...]
     params: Params
     layer_params: Params
+    unnarrowed: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         rows = [str(layer) for layer in self.layers]
         rows += [f"{name}: untouched ({reason})" for name, reason in self.skipped]
+        rows += [f"{name}: its units stay ({reason})" for name, reason in self.unnarrowed]
         for what, p in (("all", self.params), ("linear and convolution", self.layer_params)):
             rows.append(
                 f"{what} parameters: {p.rank_elastic:,} rank-elastic, {p.bit_elastic:,} elastic in "
@@ -81,8 +83,10 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(path)
-    check_narrowed(narrowings(config.widths), named)
-    blocks, narrowed = _blocks(observed), narrowings(_read(named, observed, config))
+    check_narrowed(narrowings(config.widths)[0], named)
+    unread = _unread(named, observed, config)
+    narrowed, left = narrowings([g for g in config.widths if g.name not in unread])
+    blocks, left = _blocks(observed), unread | left
     layers, skipped = [], []
     for name, module in model.named_modules():
         if name not in named and any(True for _ in module.parameters(recurse=False)):
@@ -110,17 +114,16 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
     everything = sum(p.numel() for p in model.parameters())
     elastic = [sum(p.weights for p in layers if p.rank_elastic is kind) for kind in (True, False)]
     params = Params(elastic[0], elastic[1], everything - sum(elastic))
-    return ConversionPlan(tuple(layers), tuple(skipped), params, counted)
+    return ConversionPlan(tuple(layers), tuple(skipped), params, counted, tuple(left.items()))
 
 
-def _read(
+def _unread(
     named: dict[str, nn.Module], observed: Observed, config: ElasticConfig
-) -> list[UnitGroup]:
-    """Return the units whose reader can leave them out: a layer that stays as it is reads all."""
-    return [
-        group for group in config.widths
-        if not reason_to_skip({group.name: named[group.name]}, observed, config)
-    ]  # fmt: skip
+) -> dict[str, str]:
+    """Return why readers of units cannot leave any out: a layer that stays as it is reads all."""
+    names = [group.name for group in config.widths]
+    reasons = {n: reason_to_skip({n: named[n]}, observed, config) for n in names}
+    return {name: f"it reads all of them: {why}" for name, why in reasons.items() if why}
 
 
 def _blocks(observed: Observed) -> dict[str, str]:

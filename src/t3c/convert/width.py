@@ -107,19 +107,23 @@ def _member(group: UnitGroup, layer: str) -> Member:
     return next(member for member in group.members if member.layer == layer)
 
 
-def narrowings(groups: Sequence[UnitGroup]) -> dict[str, Narrowing]:
-    """Return how each layer is narrowed; groups that share a layer are narrowed together.
+def narrowings(groups: Sequence[UnitGroup]) -> tuple[dict[str, Narrowing], dict[str, str]]:
+    """Return how each layer is narrowed, and why some groups are not, by their names.
 
-    Where a layer reads units of one group and makes those of another it has to have as many of
-    each, or the group that comes later is left out.
+    Groups that share a layer are narrowed together. Where a layer reads units of one group and
+    makes those of another it has to have as many of each.
     """
     found: dict[str, Narrowing] = {}
+    left: dict[str, str] = {}
     joined: dict[str, str] = {}  # the unit of each layer
     for group in groups:
         kept = _kept(group)
         layers = [member.layer for member in group.members]
         shared = [layer for layer in layers if layer in joined]
-        if any(not _agree(found[layer], _member(group, layer), kept) for layer in shared):
+        unlike = [x for x in shared if not _agree(found[x], _member(group, x), kept)]
+        if unlike or len(kept) == 1:
+            why = f"{unlike[0]} reads another number of channels than it makes" if unlike else ""
+            left[group.name] = why or f"{group.units} units are too few for a width"
             continue
         unit = joined[shared[0]] if shared else group.name
         for layer in {other for other in joined if joined[other] in {joined[s] for s in shared}}:
@@ -127,7 +131,7 @@ def narrowings(groups: Sequence[UnitGroup]) -> dict[str, Narrowing]:
         for member in group.members:
             found[member.layer] = _narrowing(unit, member, kept, found.get(member.layer))
             joined[member.layer] = unit
-    return found
+    return found, left
 
 
 def _kept(group: UnitGroup) -> dict[float, int]:

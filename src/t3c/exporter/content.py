@@ -57,7 +57,7 @@ from t3c.quant.straight_through import (
     row_scale,
     view_scale,
 )
-from t3c.spec import MAX_BITS, Form, LayerPoint, Level, Profile
+from t3c.spec import CORRECTION_BITS, Form, LayerPoint, Level, Profile
 from t3c.version import __version__
 
 BATCH = 64
@@ -277,11 +277,11 @@ def _pack(entry: LayerEntry, weight: ElasticWeight, traced: Traced) -> Tensors:
 def _correction_codes(
     weight: ElasticWeight, rank: int, factor: torch.Tensor
 ) -> dict[str, StageCodes]:
-    """The correction of one width, in 8 bits."""
+    """The correction of one width, whose views have no gains of their own."""
     found, stages = {}, weight.corrections_at(rank)
     for part, stage in zip(stage_names(weight.spec, rank)[1:], stages, strict=True):
         last = factor[: len(stage)] if stage is stages[-1] else None
-        found[part] = _codes(stage, torch.zeros(len(VIEWS), len(stage)), last, [MAX_BITS])
+        found[part] = _codes(stage, torch.zeros(len(VIEWS), len(stage)), last, [CORRECTION_BITS])
     return found
 
 

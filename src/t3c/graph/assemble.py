@@ -83,7 +83,7 @@ def assemble(
     dense = artifact.dense(profile.name)
     model_inputs = _add_constants(builder, artifact, topology, dense)
     graph = topology
-    widths = narrowings(artifact.manifest.specs, profile)
+    widths = narrowed_layers(artifact.manifest.specs, profile)
     if widths:
         specs = artifact.manifest.specs
         graph, builder.constants = narrowed(topology, builder.constants, widths, specs)
@@ -133,7 +133,7 @@ def assemble(
     return builder.model(model_inputs, graph.output)
 
 
-def narrowings(specs: Mapping[str, LayerSpec], profile: Profile) -> dict[str, Narrowed]:
+def narrowed_layers(specs: Mapping[str, LayerSpec], profile: Profile) -> dict[str, Narrowed]:
     """Return what the layers keep that a profile has below full width."""
     found = {}
     for name, spec in specs.items():

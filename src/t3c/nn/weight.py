@@ -14,7 +14,7 @@ from t3c.factor.ranks import RANK_AXES, scaled, strengths
 from t3c.nn.masks import soft_top_k
 from t3c.quant.groups import group_of
 from t3c.quant.straight_through import fake_quantize, fit_gains, rounded_rows
-from t3c.spec import LayerPoint, LayerSpec
+from t3c.spec import CORRECTION_BITS, LayerPoint, LayerSpec
 
 
 class Product(nn.Module):
@@ -170,7 +170,7 @@ class ElasticWeight(nn.Module):
         return stages
 
     def _correction(self, width: int) -> list[Tensor]:
-        return [rounded_rows(stage) for stage in self.corrections_at(width)]
+        return [rounded_rows(stage, CORRECTION_BITS) for stage in self.corrections_at(width)]
 
     def _quantized(self, point: LayerPoint) -> list[Tensor]:
         relaxed = self.relaxation

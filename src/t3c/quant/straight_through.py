@@ -135,11 +135,12 @@ def fake_quantize(
     return torch.where(reached, weight + (rounded - weight.detach()), rounded)
 
 
-def rounded_rows(weight: Tensor) -> Tensor:
-    """The weight (rows, ...) in 8 bits, each row on a grid of its own that reaches its largest.
+def rounded_rows(weight: Tensor, bits: int) -> Tensor:
+    """The `bits`-bit view of a weight (rows, ...) whose scale is the nominal one.
 
     Gradients go straight through.
     """
     scale = row_scale(weight)
-    rounded = midpoints(weight, scale, MAX_BITS) * scale.reshape(-1, *([1] * (weight.dim() - 1)))
+    rows = scale.reshape(-1, *([1] * (weight.dim() - 1))) * 2 ** (MAX_BITS - bits)
+    rounded: Tensor = midpoints(weight, scale, bits) * rows
     return rounded.sub_(weight.detach()).add_(weight)

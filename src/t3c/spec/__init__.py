@@ -12,7 +12,7 @@ from t3c.spec.figures import (
     TextSpec,
 )
 from t3c.spec.goal import Goal
-from t3c.spec.layer import WIDTHS, Factorization, Form, Kind, LayerSpec
+from t3c.spec.layer import CORRECTION_BITS, WIDTHS, Factorization, Form, Kind, LayerSpec
 from t3c.spec.points import (
     MAX_BITS,
     MIN_BITS,
@@ -24,6 +24,7 @@ from t3c.spec.points import (
 )  # fmt: skip
 
 __all__ = [
+    "CORRECTION_BITS",
     "MAX_BITS",
     "MIN_BITS",
     "QUANTILES",

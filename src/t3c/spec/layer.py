@@ -46,6 +46,9 @@ class Factorization(StrEnum):
     CORNER = "corner"  # both, as many of each
 
 
+# Of a product that is added to a weight some three times its size: MiniLM at 0.75 of its neurons
+# drifts 0.236 with 5 of them, 0.233 with 6, 0.230 with 8.
+CORRECTION_BITS = 6
 WIDTHS = frozenset({Factorization.ROWS, Factorization.COLUMNS, Factorization.CORNER})
 
 
@@ -270,9 +273,9 @@ class LayerSpec:
         return (self.dense_shape,) if self.stored_dense(point) else self.stage_shapes(point.rank)
 
     def stored_bits(self, point: LayerPoint) -> tuple[int, ...]:
-        """The bits of each stored weight; a correction always has all."""
+        """The bits of each stored weight; those of a correction are always the same."""
         if self.narrows:
-            return (point.bits, *[MAX_BITS] * (len(self.stage_shapes(point.rank)) - 1))
+            return (point.bits, *[CORRECTION_BITS] * (len(self.stage_shapes(point.rank)) - 1))
         return (point.bits,) if self.stored_dense(point) else self.stage_bits(point.bits)
 
     def stored_dense(self, point: LayerPoint) -> bool:
