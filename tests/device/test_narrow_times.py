@@ -18,7 +18,7 @@ from t3c.engines import open_engine
 from t3c.engines.torch import TorchSession
 from t3c.exporter import content
 from t3c.exporter.timing import _every_rank
-from t3c.graph.assemble import example_input, synthetic_group, synthetic_layer
+from t3c.graph.synthetic import example_input, synthetic_group, synthetic_layer
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec
 from widths import BUILD, Narrow, artifact_of, narrow_of
 

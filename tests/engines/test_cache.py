@@ -26,7 +26,7 @@ from t3c.engines import open_engine
 from t3c.engines.cache import HEADER, CompileCache, Entry, default_folder
 from t3c.engines.openvino import OpenVINO, Shapes
 from t3c.errors import EngineError, SpecError
-from t3c.graph.assemble import example_input, synthetic_group, synthetic_layer
+from t3c.graph.synthetic import example_input, synthetic_group, synthetic_layer
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec
 
 SPEC = LayerSpec("fc", Kind.LINEAR, Factorization.SVD, 48, 64, in_size=(8, 1), out_size=(8, 1))

@@ -37,8 +37,9 @@ from t3c.exporter.content import COUNTED
 from t3c.exporter.described import Described
 from t3c.graph import aligning
 from t3c.graph.aligning import aligned_stages, choose_columns, execution, kept_columns
-from t3c.graph.assemble import assemble, synthetic_group, synthetic_layer
+from t3c.graph.assemble import assemble
 from t3c.graph.builder import Stage, dequantized, quantize_rows
+from t3c.graph.synthetic import synthetic_group, synthetic_layer
 from t3c.quant.ranges import Spread
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 

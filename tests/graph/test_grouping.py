@@ -20,13 +20,8 @@ from t3c.errors import CorruptError, SpecError
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.content import pack, topology, write
 from t3c.exporter.described import Described
-from t3c.graph.assemble import (
-    Group,
-    assemble,
-    candidate_groups,
-    example_input,
-    synthetic_group,
-)
+from t3c.graph.assemble import Group, assemble, candidate_groups
+from t3c.graph.synthetic import example_input, synthetic_group
 from t3c.nn.inputs import Inputs, select
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 

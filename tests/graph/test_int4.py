@@ -25,9 +25,10 @@ from t3c.exporter import content
 from t3c.exporter.allocate import Allocated
 from t3c.exporter.content import topology
 from t3c.exporter.described import Described
-from t3c.graph.assemble import assemble, candidate_groups, synthetic_layer
+from t3c.graph.assemble import assemble, candidate_groups
 from t3c.graph.builder import Builder, Stage, execution_stages
 from t3c.graph.int4 import fits_four_bits, four_bit_codes, four_bit_tensor, pack, products
+from t3c.graph.synthetic import synthetic_layer
 from t3c.quant.nested import integers as view
 from t3c.spec import Factorization, Form, Kind, LayerPoint, LayerSpec, Profile, ProfileChain
 

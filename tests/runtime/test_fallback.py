@@ -15,7 +15,7 @@ from t3c.artifact.ledger import ParityEntry
 from t3c.artifact.manifest import KernelEntry
 from t3c.artifact.reader import Artifact
 from t3c.errors import EngineError
-from t3c.graph.assemble import synthetic_layer
+from t3c.graph.synthetic import synthetic_layer
 from t3c.runtime.monitor import MonitorConfig
 from t3c.runtime.rejected import Tile, rejected_tiles
 from t3c.runtime.remarks import Code, Remark

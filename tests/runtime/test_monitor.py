@@ -14,7 +14,8 @@ from t3c.artifact.shift import ShiftModel
 from t3c.engines import ENGINES, open_engine
 from t3c.engines.torch import TorchSession
 from t3c.errors import DataError, SpecError
-from t3c.graph.assemble import quantized_inputs, synthetic_layer
+from t3c.graph.assemble import quantized_inputs
+from t3c.graph.synthetic import synthetic_layer
 from t3c.graph.watching import WATCHED, features, monitored_tensors, watched
 from t3c.measure.shift import Activations
 from t3c.runtime.monitor import Monitor, Shift

@@ -48,7 +48,7 @@ def inspect(
         f"{model.name}: {model.parameters:,} parameters, "
         f"{len(opened.manifest.layers)} elastic layers, {summary.bytes / 1e6:.3f} MB on disk"
     )
-    titles = ("size MB", "mean bits", "epsilon", "quality", "drop (95%)")
+    titles = ("size MB", "mean bits", "mean width", "epsilon", "quality", "drop (95%)")
     table = Table("profile", *titles, *summary.devices)
     for row in summary.profiles:
         times = [cell(row.p50_ms.get(device), ".3f") for device in summary.devices]
@@ -58,7 +58,8 @@ def inspect(
             low, high = found.ci95
             drop = f"{found.drop:.4f} ({low:.4f} to {high:.4f})"
             quality = (f"{found.metric} {found.value:.4g}", drop)
-        table.add_row(row.name, size, bits, cell(row.epsilon, ".4f"), *quality, *times)
+        width = cell(row.mean_width, ".2f")
+        table.add_row(row.name, size, bits, width, cell(row.epsilon, ".4f"), *quality, *times)
     console.print(table)
     for device, told in summary.disturbed.items():
         console.print(f"warning: {device}: {told}", soft_wrap=True)

@@ -10,8 +10,8 @@ import onnx
 from t3c.artifact.devices import GroupTiming, LayerTiming
 from t3c.engines import Engine, Session
 from t3c.engines.protocol import Array
-from t3c.graph.assemble import example_input, synthetic_group, synthetic_layer
 from t3c.graph.int4 import Activations
+from t3c.graph.synthetic import example_input, synthetic_group, synthetic_layer
 from t3c.measure.latency import Name, interleave
 from t3c.measure.quiet import Quiet
 from t3c.spec import MAX_BITS, Form, Latency, LayerPoint, LayerSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from pydantic import Field
@@ -20,7 +21,7 @@ from t3c.runtime.remarks import Code, Remark
 from t3c.runtime.runtime import Runtime
 from t3c.runtime.select import explain
 from t3c.runtime.standing import ClassShare, Rendered, Shown, guarantee, top_classes
-from t3c.spec import Budget, Certificate, Form
+from t3c.spec import Budget, Certificate, Form, LayerPoint, LayerSpec
 
 if TYPE_CHECKING:
     from t3c.evidence.bench import Result
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
 class ProfileSummary(Shown):
     """A profile in short: `points` are its layers' ranks and bits, `p50_ms` is by device.
 
+    `mean_width` is the share of channels that narrowed layers keep; None where none are.
     `epsilon` and `quality` are the latest that the ledger has.
     """
 
     name: str
     size_bytes: int
     mean_bits: float
+    mean_width: float | None
     epsilon: float | None
     quality: QualityEntry | None
     p50_ms: dict[str, float]
@@ -76,6 +79,7 @@ def summarize(artifact: Artifact, verified: bool) -> ArtifactSummary:
                 name=name, size_bytes=profile.size_bytes, epsilon=epsilons.get(name),
                 quality=qualities.get(name),
                 mean_bits=sum(p.bits for p in points.values()) / len(points),
+                mean_width=_mean_width(manifest.specs, points),
                 p50_ms={t.device.key: t.profiles[name].p50 for t in devices if name in t.profiles},
                 points={layer: (p.rank, p.bits) for layer, p in points.items()},
             )
@@ -89,6 +93,12 @@ def summarize(artifact: Artifact, verified: bool) -> ArtifactSummary:
         disturbed={t.device.key: str(r) for t in devices if (r := disturbance(artifact.path, t))},
         parity=list(ledger.parity) if ledger else [],
     )  # fmt: skip
+
+
+def _mean_width(specs: Mapping[str, LayerSpec], points: Mapping[str, LayerPoint]) -> float | None:
+    """Return the share of channels kept, in the mean over units of narrowed layers."""
+    shares = {s.unit: points[n].rank / s.full_rank for n, s in specs.items() if s.narrows}
+    return sum(shares.values()) / len(shares) if shares else None
 
 
 class Row(Shown):
@@ -245,7 +255,7 @@ def _timed(table: DeviceTable, name: str) -> TimedProfile:
     started = table.starts[name].model_dump() if name in table.starts else {}
     return TimedProfile(
         **vars(table.profiles[name]), guard=table.guard(name),
-        factored=sum(form is not Form.DENSE for form in forms),
+        factored=sum(form in (Form.FACTORED, Form.ALIGNED) for form in forms),
         energy_mj=table.energy_mj.get(name), **started,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from t3c.device.execution import Execution
 from t3c.engines import Engine
 from t3c.errors import EngineError
-from t3c.graph.assemble import example_input, synthetic_layer
+from t3c.graph.synthetic import example_input, synthetic_layer
 from t3c.spec import Form, LayerPoint, LayerSpec
 
 
