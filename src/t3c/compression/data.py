@@ -78,6 +78,8 @@ class Data:
         enough = int(np.searchsorted(lengths.cumsum(), positions)) + 1
         lengths = lengths[: max(samples, enough)]
         parts = like_lengths(lengths, min(size, len(lengths)), 0, 0)
+        rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate(parts))
+        parts += [rest] if len(rest) else []
         return [trimmed(select(self.inputs, torch.from_numpy(part))) for part in parts]
 
     def batches(self, size: int) -> list[tuple[Inputs, Tensor] | Inputs]:

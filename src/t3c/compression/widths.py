@@ -22,8 +22,8 @@ from t3c.convert import LayerPlan, Units, elasticize_, state_of, units
 from t3c.convert.width import narrowings
 from t3c.device.measured import time_layers
 from t3c.engines import Engine
-from t3c.errors import ConvertError
 from t3c.exporter.allocate import measured_shares
+from t3c.nn.canonical import canonical
 from t3c.nn.inputs import Inputs, select
 from t3c.nn.units import Member, UnitGroup
 from t3c.nn.view import elastic_weights
@@ -47,6 +47,8 @@ def choose_widths(
     Of units that are alike one, in the middle of the network, is tried.
     """
     alike = _alike(model, groups)
+    if not alike:
+        return (), None
     curves = _curves(model, example, batches, [_middle(kind) for kind in alike], kernels, engine)
     tried: dict[str, list[float]] = {WIDTH: [], RANK: []}
     taken: list[UnitGroup] = []
@@ -76,7 +78,8 @@ def choose_widths(
 def kept_units(units: Units) -> dict[str, Any]:
     """Return units as plain values, to be kept."""
     orders = {name: order.tolist() for name, order in units.orders.items()}
-    return {"groups": [asdict(group) for group in units.groups], "orders": orders}
+    groups = [asdict(group) for group in units.groups]
+    return {"groups": groups, "orders": orders, "refused": units.refused}
 
 
 def known_units(kept: Mapping[str, Any]) -> Units:
@@ -86,21 +89,23 @@ def known_units(kept: Mapping[str, Any]) -> Units:
         members = tuple(Member(**member) for member in one["members"])
         groups.append(UnitGroup(one["name"], one["units"], members, tuple(one["vectors"])))
     orders = {name: torch.tensor(order) for name, order in kept["orders"].items()}
-    return Units(tuple(groups), orders)
+    return Units(tuple(groups), orders, tuple(map(tuple, kept["refused"])))
 
 
 def _alike(model: nn.Module, groups: Sequence[UnitGroup]) -> list[list[tuple[UnitGroup, ...]]]:
     """Return units by their kind; a unit is the groups that are narrowed together."""
     how, _ = narrowings(groups)
+    layers = {member.layer for group in groups for member in group.members}
+    with canonical(model):
+        shapes = {name: tuple(model.get_parameter(f"{name}.weight").shape) for name in layers}
     joined: dict[str, list[UnitGroup]] = {}
     for group in groups:
         if group.name in how:
             joined.setdefault(how[group.name].unit, []).append(group)
     kinds: dict[object, list[tuple[UnitGroup, ...]]] = {}
     for unit in joined.values():
-        layers = dict.fromkeys(member.layer for group in unit for member in group.members)
-        shapes = [model.get_submodule(layer).weight.shape for layer in layers]
-        kinds.setdefault(tuple(map(tuple, shapes)), []).append(tuple(unit))  # type: ignore[arg-type]
+        key = tuple(shapes[layer] for layer in _layers(unit))
+        kinds.setdefault(key, []).append(tuple(unit))
     return list(kinds.values())
 
 
@@ -129,10 +134,7 @@ def _curves(
         trial = copy.deepcopy(model)
         mine = {name: kind for name, kind in kernels.items() if name in layers}
         config = config_for(mine, include=layers, bits=(MAX_BITS,), widths=widths, metric="inputs")
-        try:
-            elasticize_(trial, example, config, calibration=batches[:CONVERTED])
-        except ConvertError:
-            return []
+        elasticize_(trial, example, config, calibration=batches[:CONVERTED])
         weights = elastic_weights(trial)
         # Inputs and adjoints are those of the full view, which both have in common.
         sensitivities = sensitivities or layer_sensitivities(trial, samples)

@@ -16,7 +16,6 @@ from t3c.convert.plan import ConversionPlan, plan_conversion
 from t3c.convert.report import Report
 from t3c.convert.state import STATE, ElasticState
 from t3c.errors import ConvertError, DataError
-from t3c.factor.compose import prefix
 from t3c.factor.cp import cp_stages
 from t3c.factor.metric import Metric, data_metric
 from t3c.factor.svd import balanced, best_balance, svd_stages
@@ -35,17 +34,21 @@ from t3c.nn.inputs import (
     unlabelled,
 )
 from t3c.nn.layers import elastic_type
-from t3c.nn.observe import observe_adjoints, observe_moments, run_example
+from t3c.nn.observe import (
+    MOMENT_BYTES,
+    WIDEST,
+    observe_adjoints,
+    observe_moments,
+    run_example,
+    use_matters,
+)
 from t3c.nn.view import replace_
 from t3c.nn.weight import ElasticWeight, Product, Spectral
 from t3c.spec import Factorization, LayerSpec
 
 SAME = 1e-3  # how far full rank in float32 may be from the original
-MOMENT_BYTES = 2 << 30  # of second moments held at once; more take another pass over the data
 
 ADJOINT_SAMPLES = 64  # that a layer's use is learned from
-WIDEST = 2048  # outputs of a layer whose use is learned: a larger moment takes long to decompose
-WIDTHS = 4  # outputs for each sample, at the most: a moment of fewer is mostly chance
 
 OnLayer = Callable[[int, int, str], object]
 
@@ -168,7 +171,7 @@ def _moments(
     inputs = observe_moments(model, specs, data)
     few = list(first_samples(data, ADJOINT_SAMPLES))
     count = sum(len(tensors(batch)[0]) for batch in few)
-    used = {name: spec for name, spec in specs.items() if _use_matters(spec, count)}
+    used = {name: spec for name, spec in specs.items() if use_matters(spec, count)}
     outputs = {}
     if config.metric == "both" and used:
         outputs = observe_adjoints(model, used, few)
@@ -178,13 +181,6 @@ def _moments(
 def _needs_moments(layer: LayerPlan) -> bool:
     """Whether a layer's stages are fitted to data: outputs that are left out need none."""
     return layer.rank_elastic and (not layer.spec.narrows or layer.spec.cuts_inputs)
-
-
-def _use_matters(spec: LayerSpec, samples: int) -> bool:
-    """Whether factors can suit what outputs are used for: not in groups, which share them."""
-    if spec.factorization is Factorization.CP or spec.groups > 1:
-        return False
-    return spec.out_channels <= min(WIDEST, WIDTHS * samples)
 
 
 def _moment_side(spec: LayerSpec) -> int:
@@ -252,13 +248,12 @@ def narrow_weight(
     Without their moment nothing is known to make up for what is left out: corrections are zero.
     """
     spec, corrections = plan.spec, dict[int, tuple[Tensor, ...]]()
-    metric = None if outputs is None else data_metric(outputs)
     for width in plan.ranks[:-1] if spec.correction else ():
-        shapes = spec.stage_shapes(width)[1:]
-        stages = tuple(weight.new_zeros(shape) for shape in shapes)
+        stages = tuple(weight.new_zeros(shape) for shape in spec.stage_shapes(width)[1:])
         if inputs is not None:
-            stages = correction_stages(weight, inputs, width, spec.correction, metric)
-            stages = tuple(prefix(stages, shapes))
+            rows = spec.corner(width)[0]
+            metric = None if outputs is None else data_metric(outputs[:rows, :rows])
+            stages = correction_stages(weight[:rows], inputs, width, spec.correction, metric)
         corrections[width] = stages
     return ElasticWeight(spec, weight, None, plan.cap, corrections)
 

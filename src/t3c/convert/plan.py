@@ -11,7 +11,7 @@ from torch import nn
 from t3c.convert.config import ElasticConfig, Role
 from t3c.convert.eligible import check_patterns, check_weight, reason_to_skip
 from t3c.convert.layer import LayerPlan
-from t3c.convert.width import check_narrowed, narrow_plan, narrowings
+from t3c.convert.width import check_units, narrow_plan, narrowings
 from t3c.errors import ConvertError
 from t3c.nn.canonical import canonical
 from t3c.nn.inputs import Inputs, check_inputs, evaluating, unlabelled
@@ -83,7 +83,7 @@ def plan_canonical(model: nn.Module, example: Inputs, config: ElasticConfig) -> 
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(path)
-    check_narrowed(narrowings(config.widths)[0], named)
+    check_units(config.widths, named)
     unread = _unread(named, observed, config)
     narrowed, left = narrowings([g for g in config.widths if g.name not in unread])
     blocks, left = _blocks(observed), unread | left

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,15 @@ from t3c.errors import ConvertError
 from t3c.factor.metric import data_metric
 from t3c.factor.width import unit_order
 from t3c.nn.canonical import canonical
-from t3c.nn.inputs import Inputs, evaluating, first_samples, split_batch
+from t3c.nn.inputs import Inputs, check_like, evaluating, first_samples, split_batch
 from t3c.nn.layers import elastic_type, geometry
-from t3c.nn.observe import observe_adjoints, observe_moments
+from t3c.nn.observe import (
+    MOMENT_BYTES,
+    WIDEST,
+    observe_adjoints,
+    observe_moments,
+    use_matters,
+)
 from t3c.nn.units import Member, UnitGroup, find_units, permute_
 from t3c.spec import Factorization, LayerSpec
 
@@ -41,7 +47,7 @@ class Narrowing:
 @dataclass(frozen=True)
 class Units:
     """The units of channels that a model has, and the order of each group's: what comes first
-    costs most to leave out. `refused` are layers that look as if they had units but do not."""
+    costs most to leave out. `refused` are the layers whose outputs are in no group, and why."""
 
     groups: tuple[UnitGroup, ...]
     orders: Mapping[str, Tensor]
@@ -49,8 +55,8 @@ class Units:
 
 
 def order_units_(model: nn.Module, example: Inputs, batches: Sequence[Any]) -> Units:
-    """Put units of channels in order in place, before the model is made elastic; it computes what
-    it did.
+    """Put units of channels in order in place, before the model is made elastic; the model's
+    output stays the same.
 
     >>> units = t3c.order_units_(model, example, batches)  # doctest: +SKIP
     >>> config = t3c.ElasticConfig(widths=units.groups)  # doctest: +SKIP
@@ -64,16 +70,39 @@ def order_units_(model: nn.Module, example: Inputs, batches: Sequence[Any]) -> U
 def find_orders(model: nn.Module, example: Inputs, batches: Sequence[Any]) -> Units:
     """Return the units of a model and the order they are to stand in; nothing is changed."""
     inputs = [split_batch(batch)[0] for batch in batches]
+    for batch in inputs:
+        check_like(batch, example, "the data that units are ordered on", texts=True)
     with evaluating(model), canonical(model):
         groups, refused = find_units(model, example)
         readers = {group.name: _bare(model, group.name) for group in groups}
         if not readers:
             return Units((), {}, refused)
-        moments = observe_moments(model, readers, inputs)
-        adjoints = observe_adjoints(model, readers, first_samples(inputs, ADJOINT_SAMPLES))
-        with torch.no_grad():
-            orders = {g.name: _order(model, g, moments[g.name], adjoints) for g in groups}
+        orders: dict[str, Tensor] = {}
+        for some in _in_memory(readers):
+            moments = observe_moments(model, some, inputs)
+            used = {n: spec for n, spec in some.items() if use_matters(spec, ADJOINT_SAMPLES)}
+            few = first_samples(inputs, ADJOINT_SAMPLES)
+            adjoints = observe_adjoints(model, used, few) if used else {}
+            with torch.no_grad():
+                orders |= {
+                    group.name: _order(model, group, moments[group.name], adjoints)
+                    for group in groups
+                    if group.name in some
+                }
     return Units(groups, orders, refused)
+
+
+def _in_memory(readers: Mapping[str, LayerSpec]) -> list[dict[str, LayerSpec]]:
+    """Return layers whose moments are held at once, as many as memory is meant for."""
+    found, size = [dict[str, LayerSpec]()], 0
+    for name, spec in readers.items():
+        mine = 8 * (spec.in_channels**2 + min(spec.out_channels, WIDEST) ** 2)
+        if found[-1] and size + mine > MOMENT_BYTES:
+            found.append({})
+            size = 0
+        found[-1][name] = spec
+        size += mine
+    return found
 
 
 def reorder_(model: nn.Module, units: Units) -> None:
@@ -94,7 +123,7 @@ def _order(
 
 
 def _bare(model: nn.Module, name: str) -> LayerSpec:
-    """Return what a layer's inputs are told by: its kind and its channels."""
+    """Return a layer's kind and channels, which say how to observe its inputs."""
     module = model.get_submodule(name)
     kind = elastic_type(module)
     assert kind is not None
@@ -122,8 +151,10 @@ def narrowings(groups: Sequence[UnitGroup]) -> tuple[dict[str, Narrowing], dict[
         shared = [layer for layer in layers if layer in joined]
         unlike = [x for x in shared if not _agree(found[x], _member(group, x), kept)]
         if unlike or len(kept) == 1:
-            why = f"{unlike[0]} reads another number of channels than it makes" if unlike else ""
-            left[group.name] = why or f"{group.units} units are too few for a width"
+            left[group.name] = f"{group.units} units are too few for a width"
+            if unlike:
+                other = joined[unlike[0]]
+                left[group.name] = f"{unlike[0]} is narrowed with {other}, to other numbers"
             continue
         unit = joined[shared[0]] if shared else group.name
         for layer in {other for other in joined if joined[other] in {joined[s] for s in shared}}:
@@ -163,11 +194,18 @@ def _narrowing(
     return Narrowing(unit, how, {share: count * block for share, count in kept.items()})
 
 
-def check_narrowed(narrowed: Mapping[str, Narrowing], named: Mapping[str, nn.Module]) -> None:
-    """Raise for units of layers that the model does not have."""
-    for name in narrowed:
-        if name not in named:
-            raise ConvertError(f"no layer {name!r} to narrow: find the units of this model anew")
+def check_units(groups: Iterable[UnitGroup], named: Mapping[str, nn.Module]) -> None:
+    """Raise for units that are not those of the model's layers."""
+    for group in groups:
+        for member in group.members:
+            module, units = named.get(member.layer), group.units
+            fields: Mapping[str, Any] = {} if module is None else geometry(module)
+            sides = (member.rows, "out_channels"), (member.columns, "in_channels")
+            if not fields or any(n and n * units != fields[side] for n, side in sides):
+                raise ConvertError(
+                    f"layer {member.layer!r} does not have the {units} units of {group.name!r}: "
+                    "find the units of this model anew with order_units_"
+                )
 
 
 def narrow_plan(plan: LayerPlan, narrowing: Narrowing) -> LayerPlan:

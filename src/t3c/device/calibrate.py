@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Annotated
 
@@ -209,7 +209,7 @@ class _Run:
 
     def _group(self, layers: tuple[str, ...], ranks: tuple[int, ...], form: Form) -> GroupTiming:
         specs = [self.specs[name] for name in layers]
-        shapes = [replace(spec, name="") for spec in specs]
+        shapes = [spec.geometry for spec in specs]
         key = f"group {shapes} {ranks} {form}"
         timing = self.journal.read(key, GroupTiming)
         if timing is None:

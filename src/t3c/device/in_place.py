@@ -8,7 +8,6 @@ compilations as a layer has ranks, however many layers there are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -197,7 +196,7 @@ def _timings(
     """Return the times of every rank of every layer, those of one geometry being the same."""
     alike: dict[LayerSpec, list[str]] = {}
     for name, spec in specs.items():
-        alike.setdefault(replace(spec, name="", aligned=(), unaligned=()), []).append(name)
+        alike.setdefault(spec.geometry, []).append(name)
     timings = []
     for names in alike.values():
         whole = median(dense[name] for name in names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import onnx
 
@@ -120,7 +119,7 @@ def time_layers(
     for index, (spec, ranks) in enumerate(layers):
         watch(f"timing layers: {spec.name}", index, len(layers))
         floats = spec.name in to_float
-        shape = replace(spec, name="", aligned=(), unaligned=())
+        shape = spec.geometry
         key = f"{shape} {ranks}{' to float' if floats else ''}"
         if activations == "float":
             key += " on float"

@@ -220,7 +220,7 @@ def executed(
         inner = {use: tuple(grids[f"{use}/{end}"] for end in ends) for use in uses[name]}
         stages, weight = tuple(real(weight) for weight in run.weights), real(original.weights[name])
         if spec.narrows:
-            stages = (_as_wide(spec, stages[0], weight),)
+            stages = (_as_wide(stages[0], weight),)
         layers[name] = Layer(spec, weight, stages, inner)
     dense = {name: real(value) for name, value in original.dense.items()}
     change = {name: _difference(real(mine[name]), value) for name, value in dense.items()}
@@ -228,7 +228,7 @@ def executed(
     return Executed(layers, dense, moved, grids)
 
 
-def _as_wide(spec: LayerSpec, weight: Tensor, original: Tensor) -> Tensor:
+def _as_wide(weight: Tensor, original: Tensor) -> Tensor:
     """A narrowed weight as wide as the original: zeros for inputs that are left out.
 
     Nothing reads the outputs that are left out, so that they may as well be the original's.
@@ -236,8 +236,6 @@ def _as_wide(spec: LayerSpec, weight: Tensor, original: Tensor) -> Tensor:
     wide = original.clone()
     wide[: len(weight)] = 0.0
     wide[: len(weight), : weight.shape[1]] = weight
-    if spec.cuts_inputs:
-        wide[:, weight.shape[1] :] = 0.0
     return wide
 
 

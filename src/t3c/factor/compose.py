@@ -30,10 +30,3 @@ def compose(stages: Sequence[Tensor]) -> Tensor:
 def prefix(stages: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """The leading channels of each stage, as `LayerSpec.stage_shapes` names them."""
     return [stage[: shape[0], : shape[1]] for stage, shape in zip(stages, shapes, strict=True)]
-
-
-def pad_rows(weight: Tensor, rows: int) -> Tensor:
-    """The weight (out, ...) with zeros below it, `rows` in all."""
-    if len(weight) == rows:
-        return weight
-    return torch.cat([weight, weight.new_zeros(rows - len(weight), *weight.shape[1:])])

@@ -66,7 +66,7 @@ def _cheapest(costs: Tensor, among: Tensor, block: int, most: int) -> Tensor:
 
 
 def _costs(weight: Tensor, among: Tensor, block: int) -> Tensor:
-    """What the loss of each unit costs: tr W_u (C^-1)_uu^-1 W_u^T, over all taps."""
+    """Compute what the loss of each unit costs: tr W_u (C^-1)_uu^-1 W_u^T, over all taps."""
     count = among.shape[0] // block
     inner = among.reshape(count, block, count, block).diagonal(dim1=0, dim2=2).movedim(-1, 0)
     parts = weight.reshape(weight.shape[0], count, block, -1)

@@ -80,7 +80,7 @@ def _member(
     readers = [reader for reader in graph.node if output in reader.input]
     if len(readers) == 1 and readers[0].op_type == "Add" and not _leaves(graph, output):
         (bias,) = [name for name in readers[0].input if name != output] or [""]
-        if bias in constants and constants[bias].shape == stages[-1][1].shape:
+        if bias in constants and constants[bias].shape == stages[-1][1].shape[:1]:
             return Member(node.name, stages, bias, readers[0].output[0])
     return Member(node.name, stages, None, output)
 

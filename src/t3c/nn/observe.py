@@ -25,6 +25,9 @@ TRIPS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
+MOMENT_BYTES = 2 << 30  # of second moments held at once; more take another pass over the data
+WIDEST = 2048  # outputs of a layer whose use is learned: a larger moment takes long to decompose
+WIDTHS = 4  # outputs for each sample, at the most: a moment of fewer is mostly chance
 ADJOINT_BATCH = 16  # samples that are differentiated at once
 ATTENTION = (F.scaled_dot_product_attention, F.softmax, torch.softmax, Tensor.softmax)
 
@@ -209,6 +212,13 @@ def observe_adjoints(
                     moment, before = (rows.T @ rows).double(), sums.get(spec.name)
                     sums[spec.name] = moment if before is None else before.add_(moment)
     return {n: m / m.diagonal().mean().clamp_min(1e-300) for n, m in sums.items()}
+
+
+def use_matters(spec: LayerSpec, samples: int) -> bool:
+    """Return whether factors can suit the use of outputs: not in groups, which share them."""
+    if spec.factorization is Factorization.CP or spec.groups > 1:
+        return False
+    return spec.out_channels <= min(WIDEST, WIDTHS * samples)
 
 
 class _Tokens:

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.utils import parametrizations
 
-from t3c.factor.compose import compose, pad_rows, prefix
+from t3c.factor.compose import compose, prefix
 from t3c.factor.ranks import RANK_AXES, scaled, strengths
 from t3c.nn.masks import soft_top_k
 from t3c.quant.groups import group_of
@@ -154,13 +154,16 @@ class ElasticWeight(nn.Module):
     def _narrowed(self, point: LayerPoint) -> Tensor:
         """The weight at a width, as wide as ever: what is left out is zero."""
         weight, spec = self._quantized(point)[0], self.spec
-        if not spec.cuts_inputs or point.rank >= spec.full_rank:
+        if point.rank >= spec.full_rank:
             return weight
-        kept = weight[:, : point.rank]
+        rows, columns = spec.corner(point.rank)[:2]
+        kept = weight[:rows, :columns]
         correction = self._correction(point.rank)
         if correction:
-            kept = kept + pad_rows(compose(correction), len(kept))
-        return torch.cat([kept, torch.zeros_like(weight[:, point.rank :])], dim=1)
+            kept = kept + compose(correction)
+        wide = torch.cat([kept, torch.zeros_like(weight[:rows, columns:])], dim=1)
+        # Nothing reads the outputs that are left out: they are as they were, and no change counts.
+        return torch.cat([wide, self.dense[rows:]]) if spec.cuts_outputs else wide
 
     def corrections_at(self, width: int) -> list[Tensor]:
         """The stages of the correction at a width; none at full width."""

@@ -151,6 +151,12 @@ class LayerSpec:
         )  # fmt: skip
 
     @property
+    def geometry(self) -> LayerSpec:
+        """Return what decides its time: the layer by no name, in no unit of its own."""
+        unit = "unit" if self.narrows else ""
+        return replace(self, name="", aligned=(), unaligned=(), unit=unit)
+
+    @property
     def convolution(self) -> bool:
         return self.kind in (Kind.CONV1D, Kind.CONV2D)
 
