@@ -24,7 +24,7 @@ from lab.zoo.minilm import MiniLMEmbedding, sst2_sentences
 from t3c.artifact.reader import Artifact
 from t3c.certify.drift import relative_drift
 from t3c.compression.data import Data
-from t3c.compression.elastic import POSITIONS, config_for, smooth_inputs
+from t3c.compression.elastic import POSITIONS, STATISTICS, config_for, smooth_inputs
 from t3c.compression.source import Classifier
 from t3c.convert import ElasticConfig, order_units_, plan_conversion
 from t3c.convert.config import Role
@@ -34,7 +34,7 @@ from t3c.engines import Session
 from t3c.engines.openvino import OpenVINO
 from t3c.factor.width import compensation
 from t3c.measure.latency import interleave, paced
-from t3c.nn.inputs import Inputs, call
+from t3c.nn.inputs import Inputs, batches_of, call
 from t3c.nn.observe import observe_moments
 from t3c.nn.units import find_units
 from t3c.spec import Factorization, Kind, LayerSpec
@@ -68,6 +68,11 @@ class Sentences:
         return cls(every.at(fitted), every.at(slice(300, 1300)))
 
     @property
+    def deployed(self) -> list[Inputs]:
+        """Return sentences with all of their padding, as engines read them."""
+        return list(batches_of(self.fitted.at(slice(0, STATISTICS)).inputs, 32))
+
+    @property
     def statistics(self) -> list[Inputs]:
         return self.fitted.statistics(FITTED, POSITIONS, 32)
 
@@ -83,7 +88,7 @@ def drift_rows(say: Callable[[str], object]) -> tuple[list[Row], float]:
     for way in ("width", "rank", "heads"):
         say(f"MiniLM by {way}: an artifact of 8 bits")
         model = MiniLMEmbedding().eval()
-        smooth_inputs(model, sentences.statistics)
+        smooth_inputs(model, sentences.deployed)
         config, points = _narrowing(model, sentences, way)
         with tempfile.TemporaryDirectory() as folder:
             artifact = uniform_artifact(

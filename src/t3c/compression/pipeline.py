@@ -48,7 +48,7 @@ from t3c.evidence.quality import Scorer
 from t3c.evidence.served import Run, run_of
 from t3c.exporter import ExportConfig, Timed, export, time_points
 from t3c.measure.quiet import Conditions
-from t3c.nn.inputs import Inputs
+from t3c.nn.inputs import Inputs, batches_of
 from t3c.nn.units import UnitGroup
 from t3c.nn.view import group_
 from t3c.progress import Show
@@ -131,7 +131,7 @@ class Compression:
         decided = self.decide("choose", self.made_from, choose)
         kernels, smoothed = decided.result["kernels"], list[Choice]()
         if _smoothable(source):  # also of a model whose stages are done: as before it is elastic
-            smoothed = [smooth_inputs(source.model, batches)]
+            smoothed = [smooth_inputs(source.model, self.deployed())]
         widths, narrowed = self._widths(decided, batches)
 
         def make(folder: Path) -> Mapping[str, Any]:
@@ -271,6 +271,12 @@ class Compression:
             read = self.engine.read(self.original.read_bytes())
             return run_of(self.engine.compile_read(read))
         return model_reference(state_of(self.source.model).original, self.source.example)
+
+    def deployed(self) -> list[Inputs]:
+        """Return training samples as an engine reads them, with all of their padding: one grid of
+        8 bits holds what padding leads to as well."""
+        first = self.parts.train.at(slice(0, STATISTICS)).inputs
+        return list(batches_of(first, 32))
 
     def statistics(self) -> list[Inputs]:
         """Return the training samples that factors are fitted to, in batches."""
