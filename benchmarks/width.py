@@ -17,7 +17,7 @@ from typing import Any
 
 from lab.doors import DOORS, door_figures, door_rows
 from lab.engine_settings import settings_rows
-from lab.figures import Figure, finish
+from lab.figures import Figure, finish, write_result
 from lab.groups import group_rows
 from lab.width import SHARES, drift_at, drift_rows, time_rows
 
@@ -76,7 +76,7 @@ PARTS: dict[str, Callable[[Path], tuple[list[Figure], Rows]]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the parts asked for, print their tables and write them to out/bench-width.json."""
+    """Run the parts asked for; print each table, and write it to out/bench-width-PART.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--out", type=Path, default=Path("out/width"))
@@ -84,12 +84,14 @@ def main(arguments: Sequence[str]) -> int:
     unknown = [part for part in given.parts if part not in PARTS]
     if unknown:
         parser.error(f"no part {unknown[0]!r}: known are {', '.join(PARTS)}")
-    figures, tables = list[Figure](), dict[str, Rows]()
+    figures, tables, code = list[Figure](), dict[str, Rows](), 0
     for part in given.parts or PARTS:
-        more, tables[part] = PARTS[part](given.out)
-        figures += more
-    name = "bench-width" if not given.parts else f"bench-width-{'-'.join(given.parts)}"
-    return finish(Path(f"out/{name}.json"), figures, tables)
+        mine, tables[part] = PARTS[part](given.out)
+        code |= finish(Path(f"out/bench-width-{part}.json"), mine, {part: tables[part]})
+        figures += mine
+    if not given.parts:
+        write_result(Path("out/bench-width.json"), figures, tables)
+    return code
 
 
 if __name__ == "__main__":

@@ -65,8 +65,10 @@ def commit() -> str | None:
         return None
 
 
-def finish(path: Path, figures: Sequence[Figure], tables: Mapping[str, Sequence[Row]]) -> int:
-    """Print tables and figures, write them as JSON, and say by the exit code whether all hold."""
+def write_result(
+    path: Path, figures: Sequence[Figure], tables: Mapping[str, Sequence[Row]]
+) -> None:
+    """Write figures and tables as JSON, with the machine and the commit they are of."""
     payload = {
         "figures": [
             {k: v for k, v in asdict(f).items() if k != "at_least"} | {"ok": f.ok} for f in figures
@@ -77,6 +79,11 @@ def finish(path: Path, figures: Sequence[Figure], tables: Mapping[str, Sequence[
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(payload, indent=1).encode())
+
+
+def finish(path: Path, figures: Sequence[Figure], tables: Mapping[str, Sequence[Row]]) -> int:
+    """Print tables and figures, write them as JSON, and say by the exit code whether all hold."""
+    write_result(path, figures, tables)
     console = Console(width=160, markup=False, highlight=False)
     for name, rows in tables.items():
         console.print(_table(name, rows))
