@@ -83,15 +83,17 @@ def _filled(block: re.Match[str]) -> str:
         {column: row.get(column) for column in columns or row}
         for row in measured["tables"][block[3]]
     ]
-    return f"{block[1]}{_markdown(rows, measured['machine'])}{block[5]}"
+    return f"{block[1]}{_markdown(rows, measured)}{block[5]}"
 
 
-def _markdown(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
+def _markdown(rows: list[dict[str, Any]], measured: dict[str, Any]) -> str:
+    machine, commit = measured["machine"], measured.get("commit")
     names = list(rows[0])
     lines = [f"| {' | '.join(n.replace('_', ' ') for n in names)} |", "|---" * len(names) + "|"]
     lines += [f"| {' | '.join(_cell(v) for v in row.values())} |" for row in rows]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
-    return "\n".join([*lines, "", f"Measured on {where}.", ""])
+    of = f", commit {commit[:7]}" if commit else ""
+    return "\n".join([*lines, "", f"Measured on {where}{of}.", ""])
 
 
 def _cell(value: Any) -> str:

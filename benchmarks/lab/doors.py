@@ -86,7 +86,8 @@ def door_rows(name: str, out: Path, say: Callable[[str], object]) -> list[Row]:
         {
             "model": name, "variant": v["name"],
             "quality": v["accuracy"] if v["accuracy"] is not None else v["perplexity"],
-            "below_full_ci95": v["below_full_ci95"], "samples": v["samples"],
+            "below_full_ci95": " to ".join(f"{end:.4f}" for end in v["below_full_ci95"] or ()),
+            "samples": v["samples"],
             "p50": v["latency_ms"]["p50"], "p90": v["latency_ms"]["p90"],
             "time": v["latency_ms"]["p50"] / plain["latency_ms"]["p50"],
             "size": v["size_bytes"] / plain["size_bytes"], "drift": v["drift"]["mean"],
