@@ -49,7 +49,7 @@ def parse_manifest(raw: bytes, path: Path) -> tuple[Manifest, str]:
 
 
 def _check(manifest: Manifest) -> None:
-    """What the types alone do not say."""
+    """Check what the types alone do not say."""
     if set(manifest.files) - {TOKENIZER} != set(CONTENT):
         raise SpecError(f"files must be {', '.join(CONTENT)}, and {TOKENIZER} if there is one")
     specs = manifest.specs

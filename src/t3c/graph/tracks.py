@@ -93,7 +93,7 @@ def _product(sizes: Sequence[Size]) -> int | None:
 
 @dataclass(frozen=True)
 class Move:
-    """What an operation that reads one narrowed tensor does to its axes.
+    """Describe what an operation that reads one narrowed tensor does to its axes.
 
     `place` is the axis of the kept channels, from the start. Of the other inputs, `numbers` are
     those of short constants, and `ranks` the ranks.

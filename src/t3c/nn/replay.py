@@ -25,7 +25,7 @@ Forward = Callable[..., Tensor]
 
 
 class Seen(NamedTuple):
-    """What a replay changed: channels (in,) of what layers read, by layer, and the output."""
+    """Hold what a replay changed: channels (in,) of what layers read, by layer, and the output."""
 
     inputs: dict[str, Tensor]
     output: bool
