@@ -52,7 +52,7 @@ def choose_widths(
     curves = _curves(model, example, batches, [_middle(kind) for kind in alike], kernels, engine)
     tried: dict[str, list[float]] = {WIDTH: [], RANK: []}
     taken: list[UnitGroup] = []
-    for kind, ways in zip(alike, curves, strict=False):
+    for kind, ways in zip(alike, curves, strict=True):
         known = [curve for curve in ways.values() if len(curve) > 1]
         if not known:
             continue

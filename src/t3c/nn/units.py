@@ -27,8 +27,8 @@ UNREAD = "no layer reads it"
 
 @dataclass(frozen=True)
 class Member:
-    """What a layer has of each unit: unit u makes its output channels u*rows .. (u+1)*rows, and is
-    read as its input channels u*columns .. (u+1)*columns; 0 where the layer has no such side."""
+    """Name a layer and its channels of each unit u: it makes outputs u*rows .. (u+1)*rows, and reads
+    inputs u*columns .. (u+1)*columns; 0 where the layer has no such side."""
 
     layer: str
     rows: int = 0
