@@ -27,7 +27,7 @@ UNREAD = "no layer reads it"
 
 @dataclass(frozen=True)
 class Member:
-    """Name a layer and its channels of each unit u: it makes outputs u*rows .. (u+1)*rows, and reads
+    """Name a layer and its channels of a unit u: it makes outputs u*rows .. (u+1)*rows, and reads
     inputs u*columns .. (u+1)*columns; 0 where the layer has no such side."""
 
     layer: str
